@@ -13,6 +13,7 @@ from rich.table import Table
 from fedgist.cli import (
     federation_commands,
     model_commands,
+    network_commands,
     result_commands,
     run_commands,
     study_commands,
@@ -44,6 +45,7 @@ __all__ = [
     "federation_commands",
     "main",
     "model_commands",
+    "network_commands",
     "result_commands",
     "run_commands",
     "study_commands",

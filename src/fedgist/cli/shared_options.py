@@ -20,7 +20,7 @@ COMMAND_ORDER = (
     *("watch", "show", "compare", "report"),
     *("predict", "evaluate", "probe", "export"),
     *("sweep", "tune", "reproduce"),
-    "provision",
+    *("provision", "server", "site", "status", "stop"),
 )
 
 

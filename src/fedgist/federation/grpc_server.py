@@ -194,7 +194,6 @@ class GrpcServer:
         del request
         try:
             identity, _ = self._identified(stream, ADMINISTRATOR)
-            LOG.info("%s asked for %s", identity.name, name)
             return note(self.desk.command(name, identity))
         except RefusedError as error:
             await stream.abort(error.status, str(error))

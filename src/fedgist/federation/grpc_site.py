@@ -75,7 +75,8 @@ def command(kit: Kit, name: str) -> Note:
 def _problem(kit: Kit, error: grpc.RpcError) -> str:
     status, reason = error.code(), printable(str(error.details()))
     if status in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
-        return f"the server {kit.address} cannot be reached: {reason}"
+        LOG.info("%s", reason)
+        return f"the server {kit.address} cannot be reached ({reason.rpartition(': ')[2]})"
     return f"the server {kit.address} refuses: {reason}"
 
 

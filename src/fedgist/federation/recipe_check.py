@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedgist.errors import RecipeError, shown
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import Setup
 
 OWN_ROWS = "the server of a federation has no rows"
@@ -17,11 +17,11 @@ AT_SITES = "each site names its own data in its site.toml"
 
 def check_stated(recipe: Recipe) -> None:
     """Raise RecipeError if a recipe states a key that only a simulation reads."""
-    data, partition = recipe.data, recipe.partition
+    data, plain = recipe.data, make({})
     stated = {
-        "data.name": ("name" in data.model_fields_set, AT_SITES),
-        "partition": (
-            bool(partition.model_fields_set or partition.options),
+        f"data.name = {data.name!r}": (data.name != plain.data.name, AT_SITES),
+        f"partition.name = {recipe.partition.name!r}": (
+            recipe.partition != plain.partition,
             "the rows of a federation are where they are",
         ),
     }

@@ -69,7 +69,9 @@ class RunStateFile:
 
     def answered(self, sites: Collection[int], key: tuple[int, int]) -> None:
         """Write down that sites answered a stage, given by round and place in the round."""
-        later = {site: (*key, "") for site in sites if self.state.last.get(site, NEVER) < (*key, "")}
+        later = {
+            site: (*key, "") for site in sites if self.state.last.get(site, NEVER) < (*key, "")
+        }
         if later:
             self._change(last={**self.state.last, **later})
 

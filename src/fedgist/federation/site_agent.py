@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedgist.data.dataset import Dataset
 from fedgist.engines.envelope import header_of
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.site import Site, SiteState, StageKey
@@ -131,7 +132,7 @@ class SiteAgent:
         return True
 
     def _site(self, plan: Plan, part: SitePart, store: SiteStore) -> Site:
-        data, digest = part.data, self._digest(part)
+        data, digest = part.data, digest_of(part.data)
         name = self.file.table.name
         account = Ledger(self.folder).account(name, digest)
         if account.digest != digest and self.file.policy.epsilon is not None:
@@ -151,10 +152,6 @@ class SiteAgent:
             consent=policy,
         )
 
-    def _digest(self, part: SitePart) -> str:
-        data = part.data
-        return of_arrays({"x": data.x, "y": data.y, "x_test": data.x_test, "y_test": data.y_test})
-
     def _secret(self) -> int:
         """Return a seed that the server does not know; it is made once."""
         path = self.folder / SECRET
@@ -164,3 +161,8 @@ class SiteAgent:
             return int(path.read_text(encoding="ascii"))
         except (OSError, ValueError) as error:
             raise SiteError(f"{path} cannot be read: put it back from a copy") from error
+
+
+def digest_of(data: Dataset) -> str:
+    """Return the digest of a site's rows."""
+    return of_arrays({"x": data.x, "y": data.y, "x_test": data.x_test, "y_test": data.y_test})

@@ -6,7 +6,7 @@ noise, the number of releases, and the rows that may be used at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,10 +20,11 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.examples import examples
 from fedgist.data.normalization import own_moments
 from fedgist.data.partition import hold_out
+from fedgist.data.sources.loading import load_data
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.loopback_engine import task_of_site
-from fedgist.engines.message_form import asks_clients
+from fedgist.engines.message_form import asks_clients, upload_form
 from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import SiteError
 from fedgist.federation.server_setup import PRIVATE, message_forms, server_context
@@ -128,16 +129,19 @@ def try_training(part: SitePart) -> None:
         raise SiteError(f"a training step on this site's rows failed: {error}") from error
 
 
-def _downloads(part: SitePart, key: Tensor, order: Order) -> list[tuple[Context, Tree]]:
-    """Return the first download of a fresh server in the first round with clients."""
+def _downloads(
+    part: SitePart, key: Tensor, order: Order, *, all_stages: bool = False
+) -> list[tuple[Context, Tree]]:
+    """Return the download of a fresh server in the first stage with clients, or in all stages."""
     method, task = part.side.method, part.task
     server = method.init_server(Context(key, task, 0, "init"))
+    downloads = []
     for number in (0, 1):
         for stage in method.stages(Context(key, task, number, "")):
             ctx = Context(key, task, number, stage)
             if asks_clients(method, ctx, order):
-                return [(ctx, method.download(server, order, ctx))]
-    return []
+                downloads.append((ctx, method.download(server, order, ctx)))
+    return downloads if all_stages else downloads[:1]
 
 
 def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...]]:
@@ -170,6 +174,39 @@ def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...
     return replace(some, x_test=data.x_test[kept_test], y_test=data.y_test[kept_test]), tuple(
         sentences
     )
+
+
+def plain_data(site: SiteFile) -> Dataset:
+    """Return the site's rows as their source reads them, without any recipe."""
+    section = Data.model_validate({"name": site.table.data.name, **site.data_options})
+    return load_data(section.name, root=site.data_root, **section.options)
+
+
+def sites_named(recipe: Recipe, name: str) -> tuple[str, ...]:
+    """Return the names of sites in a recipe's tables, and this site's, as far as they are known."""
+    tables = [*recipe.clients.architectures.values(), *recipe.clients.pools.values()]
+    listed = [table.get("clients", ()) for table in tables if isinstance(table, Mapping)]
+    names = [each for some in listed if isinstance(some, list | tuple) for each in some]
+    return tuple(dict.fromkeys([*(n for n in names if isinstance(n, str)), name]))
+
+
+def would_leave(part: SitePart) -> list[str]:
+    """Return in words what would leave this site in each stage of a round."""
+    client, key = part.population.clients[0], random.key(part.side.setup.seed)
+    sentences = []
+    for architecture in client.architectures:
+        order = Order(client.id, architecture)
+        for ctx, down in _downloads(part, key, order, all_stages=True):
+            form = upload_form(part.side.method, ctx, architecture, down)
+            arrays = [f"{name} {list(shape)}" for name, (_, shape) in form.arrays.items()]
+            rounds = "before round 1" if ctx.round == 0 else "in each round"
+            sentences.append(
+                f"would leave {rounds}, stage {ctx.stage}: {form.kind.__name__} "
+                f"({', '.join(arrays) or 'nothing'}), {form.payload_bytes} bytes"
+            )
+    scores = part.settings.share_measurements and part.task.privacy is None
+    more = "training losses and scores" if scores else "no losses and no scores"
+    return [*sentences, f"would leave besides: {more}"]
 
 
 def _setup(recipe: Recipe, site: SiteFile) -> Setup:

@@ -60,14 +60,17 @@ def read_federation(folder: Path) -> FederationState | None:
         return None
     problems: list[str] = []
     table = read_table(path, json.loads, problems)
-    return FederationState(problem=problems[0]) if problems else _federation(table, path)
+    return FederationState(problem=problems[0]) if problems else federation_of(table, str(path))
 
 
-def _federation(table: Mapping[str, object], path: Path) -> FederationState:
+def federation_of(table: Mapping[str, object], source: str = "the server") -> FederationState:
+    """Return the state in a table that a server wrote or sent; ``source`` names it in problems."""
     sites = table.get("sites")
     tables = sites if isinstance(sites, list) else []
     version = _whole(table, "format")
-    newer = f"{path} has format {version}, newer than this fedgist: parts of it may be missing here"
+    newer = (
+        f"{source} has format {version}, newer than this fedgist: parts of it may be missing here"
+    )
     return FederationState(
         run=_text(table, "run"),
         federation=_text(table, "federation"),

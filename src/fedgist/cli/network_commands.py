@@ -1,0 +1,197 @@
+"""Commands of a running federation: server, site, status and stop."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedgist.cli.recipe_files import find_recipe
+from fedgist.cli.shared_options import FEDERATE, SettingsOption, app
+from fedgist.data.sources.optional_packages import need
+from fedgist.errors import InputError
+from fedgist.report.federation_state import FederationState
+from fedgist.report.formatting import duration
+from fedgist.report.terminal import console, words
+
+NEEDS = "fedgist {} needs grpcio and cryptography: pip install 'fedgist[federation]'"
+CONFIG = "site.toml"
+
+KitFolder = Annotated[
+    Path, typer.Argument(metavar="KIT", help="The kit's folder, made by fedgist provision.")
+]
+
+
+@app.command(rich_help_panel=FEDERATE)
+def server(
+    kit: KitFolder,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The federation's recipe.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="The run directory.")
+    ] = Path("runs/federation"),
+    settings: SettingsOption = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The address to listen on. Default: every address, at the kit's port.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
+) -> None:
+    """Run a federation's server: wait for the sites, do the rounds, keep the record.
+
+    The run directory is that of fedgist run, so show, compare and report work
+    on it. A server that was stopped or killed goes on where it was when it is
+    started again with the same command.
+
+    Examples
+    --------
+    fedgist server kits/server federation-recipe.toml --out runs/sepsis
+    fedgist watch runs/sepsis --serve
+    """
+    _need("server")
+    from fedgist.cli.log_files import logging_to
+    from fedgist.federation.federation_server import serve
+    from fedgist.federation.kits import read_kit, split_address
+    from fedgist.recipe.reading import read
+    from fedgist.report.progress import observing
+
+    opened = read_kit(kit)
+    _check_role(opened.role, "server", kit)
+    host = listen or f"0.0.0.0:{split_address(opened.address)[1]}"  # sites dial in
+    parsed = read(find_recipe(recipe), settings or [])
+    with (
+        logging_to(out / "server.log"),
+        observing(console(), quiet=quiet, as_json=False) as observer,
+    ):
+        serve(opened, parsed, out, observer, host)
+
+
+@app.command(rich_help_panel=FEDERATE)
+def site(
+    kit: KitFolder,
+    config: Annotated[
+        Path,
+        typer.Option(
+            "--config", "-c", metavar=CONFIG, help="The site's data, model and release policy."
+        ),
+    ] = Path(CONFIG),
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Check data, model and policy, and list what would leave; no network."
+        ),
+    ] = False,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="With --check: the federation's recipe.")
+    ] = None,
+    new_data: Annotated[
+        bool,
+        typer.Option("--new-data", help="Open a new privacy budget: the site's data are new."),
+    ] = False,
+) -> None:
+    """Take part in a federation as a site, until the run has ended.
+
+    The site connects to the server, prepares for the server's recipe, and
+    answers requests as far as its policy allows. If the connection or the
+    process is lost, start it again with the same command: it goes on.
+
+    Examples
+    --------
+    fedgist site kits/sites/berlin --config site.toml
+    fedgist site kits/sites/berlin --config site.toml --check --recipe recipe.toml
+    """
+    _need("site")
+    from fedgist.cli.log_files import logging_to
+    from fedgist.federation.kits import read_kit
+    from fedgist.federation.site_file import read_site_file
+    from fedgist.federation.site_process import check_site, open_new_budget, take_part
+
+    table = read_site_file(config)
+    if recipe is not None and not check:
+        raise InputError("--recipe belongs to --check: the server sends its recipe by itself")
+    if new_data:
+        _print(open_new_budget(table))
+        return
+    if check:
+        _print(check_site(table, kit, find_recipe(recipe) if recipe else None))
+        return
+    opened = read_kit(kit)
+    _check_role(opened.role, "site", kit)
+    with logging_to(table.state_folder / "site.log"):
+        take_part(opened, table, lambda text: console(soft_wrap=True).print(words(text)))
+
+
+@app.command(rich_help_panel=FEDERATE)
+def status(kit: KitFolder) -> None:
+    """Show the state of a running federation, as its administrator.
+
+    Examples
+    --------
+    fedgist status kits/administrators/anna
+    """
+    _administer("status", kit)
+
+
+@app.command(rich_help_panel=FEDERATE)
+def stop(kit: KitFolder) -> None:
+    """Stop a running federation, as its administrator.
+
+    The finished rounds are saved. The server goes on with the run when it is
+    started again; sites wait for it.
+
+    Examples
+    --------
+    fedgist stop kits/administrators/anna
+    """
+    _administer("stop", kit)
+
+
+def _administer(name: str, kit: Path) -> None:
+    _need(name)
+    from fedgist.federation.grpc_site import command
+    from fedgist.federation.kits import read_kit
+    from fedgist.report.federation_state import federation_of
+
+    opened = read_kit(kit)
+    _check_role(opened.role, "administrator", kit)
+    answer = command(opened, name.capitalize())
+    _show(federation_of(answer), stopping=bool(answer.get("stopping")))
+
+
+def _show(state: FederationState, *, stopping: bool) -> None:
+    """Print the state of a federation: its round, and a line for each site."""
+    screen = console()
+    head = f"{state.federation}, run {state.run}: round {state.round}"
+    head += f", attempt {state.attempt}" if (state.attempt or 1) > 1 else ""
+    screen.print(words(f"{head}; stopping" if stopping else head))
+    if state.waiting_for:
+        screen.print(words(f"waiting: {state.waiting_for}", "yellow"))
+    table = Table(box=None, pad_edge=False)
+    for column in ("site", "state", "for", "last round", "refusals", "note"):
+        table.add_column(column)
+    for site in state.sites:
+        since = "" if site.since is None else duration(max(0.0, time.time() - site.since))
+        last = "" if site.last_round is None else str(site.last_round)
+        cells = [site.name, site.state, since, last, str(site.refusals or ""), site.note]
+        table.add_row(*(words(cell) for cell in cells))
+    screen.print(table)
+
+
+def _need(name: str) -> None:
+    for package in ("grpc", "cryptography.x509"):
+        need(package, NEEDS.format(name))
+
+
+def _check_role(role: str, expected: str, kit: Path) -> None:
+    if role != expected:
+        raise InputError(f"{kit} is the kit of a {role}, and a kit of a {expected} is needed")
+
+
+def _print(sentences: list[str]) -> None:
+    for sentence in sentences:
+        console(soft_wrap=True).print(words(sentence))

@@ -1,0 +1,284 @@
+"""The server of a federation: it waits for its sites, does the rounds, and keeps the record."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedgist.core import random
+from fedgist.engines.method_check import check_loss_settings, check_method
+from fedgist.engines.remote_engine import Patience, RemoteEngine
+from fedgist.engines.worker_pool import default_workers
+from fedgist.errors import FederationError, KitError, RecipeError
+from fedgist.federation.certificates import Identity, expiry_note
+from fedgist.federation.frames import Note
+from fedgist.federation.grpc_server import GrpcServer
+from fedgist.federation.kits import Kit
+from fedgist.federation.recipe_check import check_stated
+from fedgist.federation.roster import ROSTER, Roster, read_roster
+from fedgist.federation.run_plan import (
+    Greeting,
+    Hello,
+    Plan,
+    Versions,
+    check_hello,
+    check_versions,
+    digest_of_recipe,
+    outlines,
+    parsed_note,
+    recipe_text,
+)
+from fedgist.federation.run_state import (
+    PARTICIPANTS,
+    RunStateFile,
+    SiteStatus,
+    StatusBoard,
+)
+from fedgist.federation.server_setup import server_context
+from fedgist.federation.site_wire import SiteWire
+from fedgist.federation.sites_engine import LOOK_S, SitesEngine
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import resolve
+from fedgist.runs import atomic_files as files
+from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.record import RECIPE
+from fedgist.runs.round import Federation, Observer, start_server
+from fedgist.runs.run_directory import FEDERATION_STATE, locked
+from fedgist.runs.run_rounds import Place, run_server
+from fedgist.world.server_context import ServerContext
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class RosterFile:
+    """The roster in the server's kit, which is read again whenever it changes."""
+
+    path: Path
+    roster: Roster = field(init=False)
+    seen: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.roster = read_roster(self.path)
+
+    def now(self) -> Roster:
+        """Return the roster; the last good one if the file cannot be read."""
+        try:
+            about = self.path.stat()
+            if (mark := (about.st_mtime_ns, about.st_size)) != self.seen:
+                self.roster, self.seen = read_roster(self.path), mark
+        except (OSError, KitError):
+            pass
+        return self.roster
+
+
+@dataclass
+class SiteDesk:
+    """The server's decisions about sites and administrators: see the protocol ``Desk``."""
+
+    side: ServerContext
+    state: RunStateFile
+    board: StatusBoard
+    roster: RosterFile
+    certificate: bytes
+    stop: threading.Event
+    plans: dict[int, Plan] = field(default_factory=dict)
+
+    def why_refused(self, identity: Identity) -> str | None:
+        """Return why a certificate is not accepted; None if it is."""
+        return self.roster.now().why_refused(identity)
+
+    def number_of(self, identity: Identity) -> int:
+        """Return a site's number."""
+        return self.roster.now().numbers[identity.name]
+
+    def plan(self, number: int, greeting: Note) -> Note:
+        """Return all that a site must know to prepare."""
+        versions = parsed_note(Greeting, greeting).versions
+        if number >= self.side.num_clients:
+            raise FederationError(
+                f"this run was begun with {self.side.num_clients} sites: this site takes part in "
+                "the next one (clients.num_clients leaves places for later sites)"
+            )
+        self.board.sites[number].version = versions.fedgist
+        check_versions(Versions.own(), versions)
+        plan = Plan(
+            run=self.state.state.run,
+            recipe=recipe_text(self.side.recipe),
+            digest=digest_of_recipe(self.side.recipe),
+            number=number,
+            names=self.side.client_names,
+            certificate=self.certificate.decode(),
+            last=self.state.state.last.get(number),
+            state_lost=self.side.setup.federation.state_lost,
+        )
+        self.plans[number] = plan
+        return plan.model_dump(mode="json")
+
+    def judge(self, number: int, hello: Note) -> None:
+        """Check what a prepared site says of itself."""
+        site = parsed_note(Hello, hello)
+        task = self.side.task
+        check_hello(self.plans[number], site, outlines(task), task.public_digest)
+
+    def saw(self, number: int, state: str, text: str = "") -> None:
+        """Take note of a site's state."""
+        if number in self.board.sites:
+            self.board.saw(number, state, text)
+
+    def command(self, name: str, identity: Identity) -> Note:
+        """Do what an administrator asked for."""
+        LOG.info("%s asked for %s", identity.name, name)
+        if name == "Stop":
+            self.stop.set()
+        return {**self.board.plain(), "stopping": self.stop.is_set()}
+
+
+def serve(
+    kit: Kit,
+    recipe: Recipe,
+    folder: Path,
+    observer: Observer,
+    listen: str,
+    *,
+    ready: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Run a federation, or go on with the run in ``folder``; return when the run has ended.
+
+    ``listen`` is the address to listen on. ``ready`` is called with the port when it is open.
+
+    Raises
+    ------
+    RecipeError
+        If the recipe cannot be used in a federation.
+    FederationError
+        If too few sites answered in every attempt at a round. The checkpoint is kept.
+    """
+    check_stated(recipe)
+    roster = RosterFile(kit.folder / ROSTER)
+    with locked(folder):
+        saved = checkpoints.load(folder)
+        if saved is None and (folder / RECIPE).exists() and not _is_of_federation(folder):
+            raise RecipeError(f"{folder} holds a run that is not a federation's: choose another")
+        state = RunStateFile.open(folder, _in_order(roster.now()))
+        side = _side(recipe, state, observer)
+        run = _run_of(kit, side, state, roster)
+        run.server.listen = listen
+        port = run.server.start()
+        observer.note(f"listening on port {port}; sites dial {kit.address}")
+        ready(port)
+        _do_rounds(run, Place(folder, saved, notes=_notes(kit)), observer)
+
+
+@dataclass
+class _Run:
+    """The parts of a running federation."""
+
+    side: ServerContext
+    engine: SitesEngine
+    server: GrpcServer
+    state: RunStateFile
+    board: StatusBoard
+
+    def keep_participants(self, federation: Federation, number: int | None) -> None:
+        """After each round, write down who took part; at the end, send the last downloads."""
+        if number is None:
+            self.finish(federation)
+            return
+        path = self.state.folder / PARTICIPANTS
+        lines = "".join(f"{number},{site}\r\n" for site in sorted(self.engine.took_part))
+        files.append(path, lines.encode())
+
+    def finish(self, federation: Federation) -> None:
+        """Send each site that took part its last download, with which its model is complete."""
+        orders, downs, ctx = federation.downloads(federation.round)
+        waiting = set(self.state.state.last)
+        end = time.monotonic() + self.side.setup.federation.deadline_s
+        while waiting and time.monotonic() < end:
+            pairs = [(o, d) for o, d in zip(orders, downs, strict=True) if o.client in waiting]
+            recipients, messages = [o for o, _ in pairs], [d for _, d in pairs]
+            waiting -= self.engine.remote.finish(ctx, recipients, messages)
+            if waiting:
+                self.engine.wait_for(len(waiting), waiting, LOOK_S)
+
+
+def _run_of(kit: Kit, side: ServerContext, state: RunStateFile, roster: RosterFile) -> _Run:
+    stop, section = threading.Event(), side.setup.federation
+    run = state.state.run
+    board = StatusBoard(state.folder, run, kit.federation, kit.address)
+    board.sites = {
+        client.id: SiteStatus(name, client.id)
+        for client, name in zip(side.clients, side.client_names, strict=True)
+    }
+    wire = SiteWire()
+    least = section.least_replies or 1
+    patience = Patience(
+        section.deadline_s,
+        section.first_deadline_s,
+        max(least, side.setup.privacy.min_replies),
+        section.most_attempts,
+    )
+    remote = RemoteEngine(side.method, wire, run=run, patience=patience)
+    engine = SitesEngine(remote, wire, side.clients, section, state, board, stop)
+    wire.check, remote.before_repeating = engine.check_stop, engine.before_repeating
+    side = replace(side, online=engine.online)
+    desk = SiteDesk(side, state, board, roster, kit.certificate, stop)
+    server = GrpcServer(kit, "", desk, wire, state.folder)
+    return _Run(side, engine, server, state, board)
+
+
+def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:
+    """Do the rounds, and end the connections as the run ended."""
+    _cut_participants(run.state.folder, place.saved.round if place.saved else -1)
+    try:
+        run_server(
+            run.side,
+            run.engine,
+            place,
+            observer,
+            save_features=run.keep_participants,
+            stop=run.engine.stop,
+        )
+        run.server.end("the run has ended")
+    finally:
+        run.server.close()
+
+
+def _cut_participants(folder: Path, last: int) -> None:
+    """Drop the participants of rounds after the checkpoint, which are done again."""
+    path, header = folder / PARTICIPANTS, "round,client"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else [header]
+    kept = [line for line in lines[1:] if int(line.partition(",")[0]) <= last]
+    files.write(path, "".join(f"{line}\r\n" for line in [header, *kept]))
+
+
+def _side(recipe: Recipe, state: RunStateFile, observer: Observer) -> ServerContext:
+    """Return the server's context, with the method checked as before a simulation."""
+    setup = resolve(recipe.changed({"engine.checkpoint_every": 1}), Overrides())
+    side = server_context(setup, state.state.names, observer.note)
+    notes = list(side.notes)
+    if setup.private_width is None:  # an outline has no body to try the method on
+        server, key = start_server(side), random.key(setup.seed).to(setup.device)
+        notes += check_method(side.method, side.task, server, key)
+        check_loss_settings(side.method, side.task, server, key)
+    threads = setup.engine.server_threads
+    count = default_workers(setup.device) if threads == "auto" else threads
+    return replace(side, notes=tuple(notes), server_threads=count)
+
+
+def _notes(kit: Kit) -> tuple[str, ...]:
+    note = expiry_note(kit.certificate)
+    return () if note is None else (note,)
+
+
+def _in_order(roster: Roster) -> list[str]:
+    return sorted(roster.numbers, key=lambda name: roster.numbers[name])
+
+
+def _is_of_federation(folder: Path) -> bool:
+    return (folder / FEDERATION_STATE).exists()

@@ -1,0 +1,129 @@
+"""The work of ``fedgist site``: take part in a run, check everything beforehand, open a budget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import tomli_w
+
+from fedgist.data.dataset import Dataset
+from fedgist.engines.process_control import as_workers_do
+from fedgist.errors import KitError
+from fedgist.federation import audit_log
+from fedgist.federation.certificates import expiry_note
+from fedgist.federation.grpc_site import Connection
+from fedgist.federation.kits import Kit, read_kit
+from fedgist.federation.site_agent import SiteAgent, digest_of
+from fedgist.federation.site_file import SiteFile
+from fedgist.federation.site_ledger import Ledger
+from fedgist.federation.site_policy import check_approved, check_names, check_run, described
+from fedgist.federation.site_setup import (
+    plain_data,
+    site_part,
+    sites_named,
+    try_training,
+    would_leave,
+)
+from fedgist.recipe.reading import Recipe, read
+from fedgist.world.declared import as_section
+
+LOG = logging.getLogger(__name__)
+
+
+def take_part(kit: Kit, site: SiteFile, say: Callable[[str], None]) -> None:
+    """Take part in a federation until the run has ended.
+
+    Raises
+    ------
+    FederationError
+        If the server refuses this site.
+    InputError
+        If the site's data, model or policy do not fit the server's recipe.
+    """
+
+    before = ""
+
+    def tell(text: str) -> None:
+        nonlocal before
+        LOG.info("%s", text)
+        if text != before:  # the same problem again and again is shown once
+            say(text)
+        before = text
+
+    if (note := expiry_note(kit.certificate)) is not None:
+        tell(note)
+    tell(f"connecting to {kit.address} as {kit.name}")
+    end = Connection(kit, SiteAgent(site, tell)).run()
+    tell(f"{end}; the audit log is {site.state_folder / audit_log.AUDIT}")
+
+
+def open_new_budget(site: SiteFile) -> list[str]:
+    """Open a new privacy budget for the site's data; return what was done in words."""
+    data = plain_data(site)
+    name, digest = site.table.name, digest_of(data)
+    before = Ledger(site.state_folder).begin_anew(name, digest)
+    spent = "nothing was spent" if before is None else f"epsilon {before.epsilon:g} was spent"
+    text = f"the budget of {name!r} begins anew for {data.name}; {spent} of the one before"
+    audit_log.write(site.state_folder, f"new data: {text}")
+    return [text]
+
+
+def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
+    """Check a site without a network; return what was seen, and what would leave, in words.
+
+    Raises
+    ------
+    InputError
+        At the first problem: one line that names it and the remedy.
+    """
+    sentences = [_about_kit(kit)]
+    if recipe is None:
+        data = plain_data(site)
+        facts = tomli_w.dumps({"facts": as_section(data.facts)})
+        classes = tomli_w.dumps({"data": {"classes": list(data.names)}})
+        return [
+            *sentences,
+            _about_data(data),
+            *(f"policy: {text}" for text in described(site)),
+            "the form of these data, for the federation's recipe:",
+            classes + facts,
+            "not checked: the model and what would leave, which need --recipe RECIPE",
+        ]
+    return [*sentences, *_tried(site, read(recipe), kit.name)]
+
+
+def _about_kit(folder: Path) -> str:
+    try:
+        kit = read_kit(folder)
+    except KitError as error:
+        return f"kit: not ready ({error})"
+    return f"kit: {kit.name} of {kit.federation}, which dials {kit.address}"
+
+
+def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
+    """Return what a site would do in a run of a recipe, after one step of training."""
+    check_names(recipe, site)
+    check_approved(recipe, site)
+    names = sites_named(recipe, name)
+    whole = recipe.changed({"clients.num_clients": max(len(names), recipe.clients.num_clients)})
+    part = site_part(whole, names, names.index(name), site, secret=0)
+    check_run(part.side.setup, site)
+    with as_workers_do():
+        try_training(part)
+    data = part.data
+    models = ", ".join(part.population.clients[0].architectures)
+    return [
+        _about_data(data),
+        *part.left_out,
+        f"model: {models}; one step of training was done",
+        *(f"policy: {text}" for text in described(site)),
+        *(f"privacy: {text}" for text in part.side.notes),
+        *would_leave(part),
+    ]
+
+
+def _about_data(data: Dataset) -> str:
+    rows = f"{len(data.y)} training and {len(data.y_test)} test rows"
+    return f"data: {data.name}, {rows}; {data.facts.summary}"
