@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fedgist.engines.envelope import LONGEST_HEADER, header_part
 from fedgist.errors import MessageError
@@ -29,7 +30,7 @@ LONGEST_BEGINNING = 2 * LONGEST_HEADER
 IN_MEMORY = 8 << 20  # bytes of an unfinished envelope; more go to a file without a name
 TO_SITE, TO_SERVER = b"fedgist request ", b"fedgist reply "
 
-Note = Mapping[str, Any]
+Note = Mapping[str, object]
 
 
 def note(content: Note) -> bytes:
@@ -40,7 +41,7 @@ def note(content: Note) -> bytes:
     return frame
 
 
-def read_note(frame: bytes) -> dict[str, Any]:
+def read_note(frame: bytes) -> dict[str, object]:
     """Return the JSON object of a frame."""
     if frame[:1] != NOTE or len(frame) > LARGEST_NOTE:
         raise MessageError("it is not a note of this version of fedgist")
@@ -99,11 +100,13 @@ class Assembly:
     folder: Path | None = None
     received: int = 0
     file: IO[bytes] = field(init=False, repr=False)
+    open: ExitStack = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         folder = None if self.folder is None else str(self.folder)
-        # open until the envelope is taken
-        self.file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder)  # noqa: SIM115
+        with ExitStack() as stack:
+            self.file = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder))
+            self.open = stack.pop_all()  # until the envelope is taken
 
     def add(self, frame: bytes) -> bool:
         """Add a piece; return whether the envelope is complete."""
@@ -126,7 +129,5 @@ class Assembly:
     def take(self) -> bytes:
         """Return the envelope, and close its file."""
         self.file.seek(0)
-        try:
+        with self.open:
             return self.file.read()
-        finally:
-            self.file.close()

@@ -21,7 +21,6 @@ from fedgist.errors import FederationError, FedgistError, KitError, MessageError
 from fedgist.federation.certificates import check_server, is_signed, sign
 from fedgist.federation.frames import (
     BEGIN,
-    NOTE,
     TO_SERVER,
     TO_SITE,
     Assembly,
@@ -153,9 +152,9 @@ class _Session:
             for frame in frames:
                 if frame[:1] == BEGIN:
                     self._answer(frame, frames, server)
-                elif frame[:1] == NOTE and "end" in (said := read_note(frame)):
-                    return printable(str(said["end"]))
-                elif frame[:1] == NOTE:
+                elif "end" in (news := read_note(frame)):
+                    return printable(str(news["end"]))
+                else:
                     self.was_ready = True
                     self.agent.saw("ready")
         except StopIteration:

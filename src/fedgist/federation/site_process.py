@@ -42,7 +42,6 @@ def take_part(kit: Kit, site: SiteFile, say: Callable[[str], None]) -> None:
     InputError
         If the site's data, model or policy do not fit the server's recipe.
     """
-
     before = ""
 
     def tell(text: str) -> None:

@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import safetensors
-import safetensors.torch
 import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from fedgist.core.message import separate
 from fedgist.engines.site import Answered, SiteState, StageKey
 from fedgist.errors import SiteError, first_line
 from fedgist.recipe.section import CLOSED
 from fedgist.runs import atomic_files as files
+from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.digests import of_arrays, of_text
 
 BASE, RELEASES, ENDING = "base.safetensors", "releases.json", ".safetensors"
@@ -33,7 +31,6 @@ FORMAT: Literal[1] = 1
 NO_STAGE: StageKey = (-1, 0, "")
 BEFORE, AFTER, REPLY = "before/", "after/", "reply"
 MENDING = "put it back from a copy, or remove the folder: the site then begins anew"
-_BROKEN = (OSError, safetensors.SafetensorError, LookupError, TypeError, ValueError)
 
 
 class StateHeader(BaseModel):
@@ -119,19 +116,18 @@ class SiteStore:
             del self.written[key]
 
     def _write(self, name: str, header: StateHeader, arrays: dict[str, Tensor]) -> None:
-        on_cpu = separate({key: array.detach().cpu() for key, array in arrays.items()})
-        sealed = header.model_copy(update={"whole": _digest(header, on_cpu)})
-        blob = safetensors.torch.save(on_cpu, {HEADER: sealed.model_dump_json()})
+        kept = on_cpu(arrays)
+        sealed = header.model_copy(update={"whole": _digest(header, kept)})
+        blob = as_bytes(HEADER, sealed.model_dump_json(), kept)
         files.write(self.folder / name, blob)
 
     def _read(self, name: str) -> tuple[StateHeader, dict[str, Tensor]]:
         """Return the header and the arrays of a file, after its check."""
         path = self.folder / name
         try:
-            with safetensors.safe_open(path, "pt") as file:
-                header = StateHeader.model_validate_json(file.metadata()[HEADER])
-                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
-        except _BROKEN as error:
+            text, arrays = read_arrays(path, HEADER)
+            header = StateHeader.model_validate_json(text)
+        except BROKEN as error:
             raise SiteError(f"{path} cannot be read ({first_line(error)}): {MENDING}") from error
         self._check(path, header.run, header.client, whole=header.whole == _digest(header, arrays))
         return header, arrays
@@ -158,7 +154,7 @@ class SiteStore:
             table = dict(json.loads(path.read_text(encoding="utf-8")))
             whole = table.pop("whole", None) == of_text(json.dumps(table, sort_keys=True))
             releases = {(int(r), int(s), str(a)): str(d) for r, s, a, d in table["releases"]}
-        except _BROKEN as error:
+        except BROKEN as error:
             raise SiteError(f"{path} cannot be read ({first_line(error)}): {MENDING}") from error
         self._check(path, table.get("run"), table.get("client"), whole=whole)
         return releases

@@ -59,8 +59,6 @@ class Setup:
     privacy: PrivacySection
     evaluate: EvaluateSection
     engine: EngineSection
-    facts: FactsSection | None
-    federation: FederationSection
     method_name: str
     method: Method
     metrics: tuple[str | OwnMetric, ...]
@@ -71,6 +69,16 @@ class Setup:
     num_clients: int | None
     given: Overrides = field(repr=False)
     text: Recipe = field(repr=False)
+
+    @property
+    def facts(self) -> FactsSection | None:
+        """What the recipe declares about the rows of a real federation."""
+        return self.text.facts
+
+    @property
+    def federation(self) -> FederationSection:
+        """How many sites a round of a real federation needs, and how long the server waits."""
+        return self.text.federation or FederationSection()
 
     @property
     def private_width(self) -> int | None:
@@ -116,8 +124,6 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
         privacy=recipe.privacy,
         evaluate=recipe.evaluate,
         engine=recipe.engine,
-        facts=recipe.facts,
-        federation=recipe.federation or FederationSection(),
         method_name=recipe.method.name,
         method=method,
         metrics=metrics,

@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
-from fedgist.core.message import separate
 from fedgist.errors import CheckpointError, first_line
 from fedgist.runs import atomic_files as files
+from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.corrections import FIRST
 from fedgist.runs.digests import of_arrays, of_text
 from fedgist.runs.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
@@ -27,11 +25,7 @@ from fedgist.runs.sealing import HEADER_KEY, SEAL, WHOLE, sealed
 
 _HINT = "put the file back from a copy, or start the run again with --overwrite"
 _BROKEN = (
-    OSError,
-    safetensors.SafetensorError,
-    LookupError,
-    TypeError,
-    ValueError,
+    *BROKEN,
     AttributeError,
     RecursionError,
     MemoryError,
@@ -105,13 +99,13 @@ class Checkpoint:
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint into a run directory."""
-    arrays = separate({name: a.detach().cpu() for name, a in checkpoint.arrays().items()})
+    arrays = on_cpu(checkpoint.arrays())
     rounds = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
     now = {"under_way": checkpoint.under_way, FORMAT_KEY: FORMAT}
     # sealed by itself, too: whoever reads it alone need not read the arrays
     entry = sealed(rounds | now | asdict(checkpoint.binding))
     entry[WHOLE] = _digest(entry, arrays)
-    files.write(folder / STATE, safetensors.torch.save(arrays, {HEADER_KEY: json.dumps(entry)}))
+    files.write(folder / STATE, as_bytes(HEADER_KEY, json.dumps(entry), arrays))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -160,9 +154,8 @@ def _is_sound(binding: Binding) -> bool:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    with safetensors.safe_open(path, "pt") as file:
-        entry = json.loads(file.metadata()[HEADER_KEY])
-        return dict(entry), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    text, arrays = read_arrays(path, HEADER_KEY)
+    return dict(json.loads(text)), arrays
 
 
 def _digest(entry: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> str:
