@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedgist.core.tree import named
+from fedgist.engines.engine import Score, TrainingLoss
 from fedgist.engines.envelope import Header, unseal
 from fedgist.errors import MessageError, printable
 from fedgist.runs import atomic_files as files
@@ -31,12 +32,20 @@ def sentence(request: Header, envelope: bytes) -> str:
         return f"{stage}: sent {len(envelope)} bytes that cannot be read ({error})"
     if header.purpose == "refusal":
         return f"{stage}: refused: {header.reason}"
+    if request.purpose == "finish":
+        return f"{stage}: received the last download"
     contents = [_content(name, message) for name, message in messages.items()]
-    return f"{stage}: sent {'; '.join(contents) or 'nothing'} ({len(envelope)} bytes)"
+    again = f", attempt {request.attempt}" if request.attempt > 1 else ""
+    return f"{stage}{again}: sent {'; '.join(contents) or 'nothing'} ({len(envelope)} bytes)"
 
 
 def _content(name: str, message: object) -> str:
     """Return a message's name, type, and arrays with their shapes."""
-    arrays = named(message).items()
-    shapes = [f"{path or 'value'} {list(array.shape)}" for path, array in arrays]
-    return f"{name} ({type(message).__name__}: {', '.join(shapes)})"
+    if isinstance(message, Score):
+        split = f"{name.removeprefix('score-')} " if name != "score-" else ""
+        confusion = "" if message.confusion is None else ", confusion matrix"
+        return f"{split}scores ({', '.join(sorted(message.values))}{confusion})"
+    if isinstance(message, TrainingLoss):
+        return "training loss"
+    shapes = [f"{path} {list(array.shape)}" for path, array in sorted(named(message).items())]
+    return f"{name} {type(message).__name__} ({', '.join(shapes)})"

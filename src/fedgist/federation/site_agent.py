@@ -16,6 +16,7 @@ from fedgist.federation.frames import LARGEST_NOTE, Note
 from fedgist.federation.run_plan import Hello, Plan, digest_of_recipe, outlines, parsed_note
 from fedgist.federation.site_file import SiteFile
 from fedgist.federation.site_ledger import Ledger
+from fedgist.federation.site_model import write_site_model
 from fedgist.federation.site_policy import ReleasePolicy, check_approved, check_names, check_run
 from fedgist.federation.site_setup import SitePart, site_part, try_training
 from fedgist.federation.site_store import SiteStore
@@ -25,7 +26,7 @@ from fedgist.recipe.resolve import resolve
 from fedgist.runs import atomic_files as files
 from fedgist.runs.digests import of_arrays
 
-RUNS, SECRET = "runs", "secret"  # in the folder of a site's state
+RUNS, MODELS, SECRET = "runs", "models", "secret"  # in the folder of a site's state
 ROUNDS_KEPT = 2  # whose stages can be asked again
 
 
@@ -79,7 +80,18 @@ class SiteAgent:
         text = audit_log.sentence(request, reply)
         audit_log.write(self.folder, f"run {self.prepared.hello.run}: {text}")
         self.say(text)
+        if request.purpose == "finish":
+            self._write_model()
         return reply
+
+    def _write_model(self) -> None:
+        """Write the site's model when the last download of each architecture is there."""
+        assert self.prepared is not None  # the caller's
+        site, part = self.prepared.site, self.prepared.part
+        if set(site.finished) == set(part.task.architectures):
+            folder = self.folder / MODELS / self.prepared.hello.run
+            write_site_model(folder, part, self.file, site.host.state(), site.finished)
+            self.say(f"the trained model is in {folder}: fedgist predict {folder} DATA --client 0")
 
     def saw(self, text: str) -> None:
         """Show the state of the connection."""

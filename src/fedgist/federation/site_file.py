@@ -105,6 +105,14 @@ class SiteFile:
         return self.file.parent / Path(self.table.state).expanduser()
 
     @property
+    def model(self) -> ModelSection | None:
+        """The site's private model; a file of weights is named in full."""
+        section = self.table.model
+        if section is None or section.weights is None:
+            return section
+        return section.model_copy(update={"weights": str(self._path(section.weights))})
+
+    @property
     def data_root(self) -> Path | None:
         """The folder of downloaded data sets; None for the default."""
         return self._path(self.table.data_root)

@@ -85,7 +85,8 @@ def site_part(
     """
     setup = _setup(recipe, site)
     side = server_context(setup, names, say)
-    data, left_out = allowed_rows(_data(setup, site), site)
+    data = read_data(data_section(setup, site), setup.seed, root=site.data_root)
+    data, left_out = allowed_rows(data, site)
     check_facts(declared_facts(setup), data)
     client = side.clients[number]
     population = _population(setup, side, data, number)
@@ -222,16 +223,15 @@ def _setup(recipe: Recipe, site: SiteFile) -> Setup:
     return resolve(recipe.changed(changes), Overrides(root=site.data_root))
 
 
-def _data(setup: Setup, site: SiteFile) -> Dataset:
-    """Return the site's rows, encoded and normalized as the recipe declares."""
+def data_section(setup: Setup, site: SiteFile) -> Data:
+    """Return the section ``[data]`` that reads the site's rows as the recipe declares."""
     options, facts = dict(site.data_options), setup.facts
     if site.table.data.name == TABLE and facts is not None and facts.columns:
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in facts.columns.items()}
         options.setdefault("columns", plain)
     shared = {key: getattr(setup.data, key) for key in Data.model_fields}
     section = Data.model_validate({**shared, "name": site.table.data.name, **options})
-    checked = with_checked_options(setup.text.changed({"data": section})).data
-    return read_data(checked, setup.seed, root=site.data_root)
+    return with_checked_options(setup.text.changed({"data": section})).data
 
 
 def _population(setup: Setup, side: ServerContext, data: Dataset, number: int) -> Population:
@@ -253,7 +253,7 @@ def _population(setup: Setup, side: ServerContext, data: Dataset, number: int) -
 
 def _with_private_model(setup: Setup, task: Task, site: SiteFile, secret: int) -> Task:
     """Return the task with the site's own model in the place of its outline, if there is one."""
-    section, width = site.table.model, setup.private_width
+    section, width = site.model, setup.private_width
     if width is None:
         if section is not None:
             raise SiteError(

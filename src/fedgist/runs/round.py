@@ -63,6 +63,8 @@ class Federation:
     noise from the system, ``releases`` holds the released totals. ``edges`` lists the messages from
     peer to peer in the last round. ``under_way`` is a round that stopped between two stages.
     ``probe`` trains probes on features of the models, and returns their columns and clients' lines.
+    ``last_downloads`` holds the last download of each architecture, if the server is gone: then the
+    models of a site are completed with these.
     """
 
     side: ServerContext
@@ -74,6 +76,7 @@ class Federation:
     edges: list[Line] = field(default_factory=list)
     under_way: PartialRound | None = None
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None
+    last_downloads: Mapping[str, Tree] | None = None
 
     @property
     def method(self) -> Method:
@@ -239,7 +242,13 @@ class Federation:
 
     def _downloads(self, orders: Sequence[Order], ctx: Context) -> list[Tree]:
         with watched(self.method, "download", ctx.round, *self._held):
-            return [self.method.download(self.server, order, ctx) for order in orders]
+            return [self.download(order, ctx) for order in orders]
+
+    def download(self, order: Order, ctx: Context) -> Tree:
+        """Return the download for an order."""
+        if self.last_downloads is not None:
+            return self.last_downloads[order.architecture]
+        return self.method.download(self.server, order, ctx)
 
     def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
         """Return an answer's replies, without late ones that the method does not accept."""

@@ -17,6 +17,7 @@ from fedgist.runs.corrections import as_begun
 from fedgist.runs.evaluation import models_of_clients
 from fedgist.runs.finished import saved_features
 from fedgist.runs.finished.probes import probe_of
+from fedgist.runs.last_download import load_downloads
 from fedgist.runs.prepare import prepare_run
 from fedgist.runs.record import (
     FEATURES,
@@ -120,7 +121,8 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
     inputs = saved.binding.inputs
     begun = {TEST_SETS: inputs[TEST_SETS]} if TEST_SETS in inputs else {}
     check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
-    federation = Federation(world.server, engine, server)
+    kept = load_downloads(folder)
+    federation = Federation(world.server, engine, server, last_downloads=kept)
     federation.restore(saved.best or saved)
     return federation, world
 

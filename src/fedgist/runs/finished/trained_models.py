@@ -162,7 +162,7 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     engine = simulation(federation)
     order = federation.orders_to_each(federation.round)[0 if method.merges_clients else number]
     ctx = federation.context(EVALUATE)
-    down = method.download(federation.server, order, ctx)
+    down = federation.download(order, ctx)
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     data = data_of_client(world.server.setup.data.normalize, world.data, world.partition, number)

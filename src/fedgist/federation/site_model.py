@@ -1,0 +1,108 @@
+"""A site's model after a run, as a folder that other commands read without the server.
+
+The folder is the run directory of a simulation with this site as its only client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fedgist.core.tree import Tree, named
+from fedgist.federation.server_setup import PRIVATE
+from fedgist.federation.site_file import SiteFile
+from fedgist.federation.site_setup import SitePart, data_section
+from fedgist.recipe.privacy_section import PrivacySection
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import resolve
+from fedgist.recipe.schema import ClientsSection, EvaluateSection, Partitioning
+from fedgist.runs import atomic_files as files
+from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.last_download import save_downloads
+from fedgist.runs.record import RECIPE, RECIPE_MARK
+from fedgist.runs.resuming import binding_of, of_world
+from fedgist.runs.round import start_server
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import make_world
+
+NOTHING_PRIVATE = PrivacySection()
+
+
+def write_site_model(
+    folder: Path,
+    part: SitePart,
+    site: SiteFile,
+    clients: Mapping[str, Tensor],
+    finished: Mapping[str, tuple[int, Tree]],
+) -> None:
+    """Write the site's model into a folder, which is replaced.
+
+    Parameters
+    ----------
+    clients
+        The client's own arrays (1, ...) by name.
+    finished
+        The round and the last download of each of the site's architectures.
+    """
+    number = max(at for at, _ in finished.values())
+    setup = resolve(_alone(part, site), part.side.setup.given)
+    world = make_world(setup)
+    side = world.server
+    files.write(folder / RECIPE, side.recipe.to_toml() + RECIPE_MARK)
+    save_downloads(folder, {name: down for name, (_, down) in finished.items()})
+    binding = binding_of(side, of_world(world))
+    state = Checkpoint(number, named(start_server(side)), dict(clients), binding=binding)
+    checkpoints.save(folder, state)
+
+
+def _alone(part: SitePart, site: SiteFile) -> Recipe:
+    """Return the recipe of a simulation with this site as its only client.
+
+    The run's privacy is not repeated in it: nothing is released by a model that stays here.
+    """
+    text, client = part.side.setup.text, part.population.clients[0]
+    tables = _own_models(text, client.architectures, site)
+    clients = {"num_clients": 1, "init": text.clients.init, **tables}
+    return text.changed(
+        {
+            "data": data_section(part.side.setup, site),
+            "partition": Partitioning(name="iid"),
+            "clients": ClientsSection.model_validate(clients),
+            "model": None if tables else text.model,
+            "privacy": NOTHING_PRIVATE,
+            "evaluate": EvaluateSection(),
+            "facts": None,
+            "federation": None,
+            "engine.plans": {name: Plan(1, stack=False) for name in client.architectures},
+        }
+    )
+
+
+def _own_models(
+    text: Recipe, architectures: Sequence[str], site: SiteFile
+) -> dict[str, dict[str, dict[str, object]]]:
+    """Return the tables of the site's models, under the names that they had in the run."""
+    section = site.model
+    if architectures == (PRIVATE,) and section is not None and text.facts is not None:
+        width = text.facts.feature_width
+        stated = {**section.model_dump(exclude={"name"}), **section.options, "project": width}
+        kept = {key: value for key, value in stated.items() if value is not None}
+        return {"architectures": {PRIVATE: {"model": section.name, **kept, "share": 1.0}}}
+    if text.clients.pools:
+        pools = {name: text.clients.pools[name] for name in architectures}
+        return {"pools": {name: _of_one(name, {**table}) for name, table in pools.items()}}
+    if text.clients.architectures:
+        (name,) = architectures
+        own = text.clients.architectures[name]  # a table, or the share of a model of this name
+        table = {**own} if isinstance(own, Mapping) else {}
+        return {"architectures": {name: _of_one(name, table)}}
+    return {}
+
+
+def _of_one(name: str, table: dict[str, object]) -> dict[str, object]:
+    """Return the table of a model that only client 0 has."""
+    kept = {key: value for key, value in table.items() if key not in {"share", "per_round"}}
+    return {"model": name, **kept, "clients": [0]}
