@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from real_federation import real_federation
+from real_federation import compare, real_federation
 from three_sites import ARCHITECTURES, NAMES, recipe, simulated
 
 PATIENT = {"deadline_s": 60.0, "first_deadline_s": 120.0}
-
-
-def compare(lines: list[dict[str, Any]], expected: list[dict[str, Any]], **far: float) -> None:
-    """Compare the columns that a federation and a simulation share: each round once."""
-    assert [line["round"] for line in lines] == [line["round"] for line in expected]
-    for ours, theirs in zip(lines, expected, strict=True):
-        shared = [n for n in theirs if n.startswith(("eval/client", "train/", "comm/", "server/"))]
-        shared = [n for n in shared if not isinstance(theirs[n], list)]
-        assert shared
-        for name in shared:
-            tolerance = far.get("loss", 1e-4) if "loss" in name else far.get("other", 1e-5)
-            assert ours[name] == pytest.approx(theirs[name], abs=tolerance), (name, ours["round"])
 
 
 @pytest.mark.slow

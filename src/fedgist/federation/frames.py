@@ -126,6 +126,10 @@ class Assembly:
         finally:
             self.file.seek(0, 2)
 
+    def close(self) -> None:
+        """Drop what was received."""
+        self.open.close()
+
     def take(self) -> bytes:
         """Return the envelope, and close its file."""
         self.file.seek(0)

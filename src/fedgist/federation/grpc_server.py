@@ -288,9 +288,13 @@ class GrpcServer:
                 left -= len(_frame(await stream.read())) - 1
             return
         assembly, complete = Assembly(begin, self.folder), not begin.size
-        while not complete:
-            complete = assembly.add(_frame(await stream.read()))
-        self._check_signature(link, begin, assembly)
+        try:
+            while not complete:
+                complete = assembly.add(_frame(await stream.read()))
+            self._check_signature(link, begin, assembly)
+        except BaseException:
+            assembly.close()
+            raise
         self.wire.complete(request, assembly)
 
     def _check_signature(self, link: Link, begin: Begin, assembly: Assembly) -> None:

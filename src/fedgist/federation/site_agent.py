@@ -85,10 +85,10 @@ class SiteAgent:
         return reply
 
     def _write_model(self) -> None:
-        """Write the site's model when the last download of each architecture is there."""
+        """Write the site's model, which its last download completes."""
         assert self.prepared is not None  # the caller's
         site, part = self.prepared.site, self.prepared.part
-        if set(site.finished) == set(part.task.architectures):
+        if part.population.clients[0].architectures[0] in site.finished:
             folder = self.folder / MODELS / self.prepared.hello.run
             write_site_model(folder, part, self.file, site.host.state(), site.finished)
             self.say(f"the trained model is in {folder}: fedgist predict {folder} DATA --client 0")

@@ -88,8 +88,12 @@ class SiteWire:
     def close(self) -> None:
         """Forget all requests."""
         with self.changed:
+            for request in (*self._open.values(), *self._late):
+                if request.reply is not None:
+                    request.reply.close()
             self._links.clear()
             self._open.clear()
+            self._late.clear()
             self.changed.notify_all()
 
     def join(self, client: int, send: Send) -> None:
@@ -134,6 +138,8 @@ class SiteWire:
         with self.changed:
             if request.answered:  # by a connection that was replaced in the meantime
                 self._unasked[request.client] += 1
+                if reply is not None:
+                    reply.close()
                 return
             request.answered, request.reply = True, reply
             if request.parts is None:
