@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from fedgist.core.method import Order
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.errors import SiteError
 from fedgist.federation import audit_log
 from fedgist.federation.run_plan import Plan, digest_of_recipe, recipe_text
 from fedgist.federation.server_setup import server_context
@@ -181,3 +183,22 @@ def test_the_budget_of_the_data_is_spent_over_runs(tmp_path: Path) -> None:
     lines = (tmp_path / "state" / audit_log.AUDIT).read_text().splitlines()
     assert any("refused: round 2 would spend more" in line for line in lines)
     assert side.spending.epsilon(3) == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_site_that_lost_its_state_does_not_release_a_charged_round_again(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    side = side_of(recipe("fedlog", **PRIVATE))
+    agent = SiteAgent(site_file(tmp_path))
+    agent.prepare(plan_of(side))
+    for number in (1, 2):
+        assert unseal(agent.answer(request(side, number)), ANY_SIZE)[0].purpose == "reply"
+    shutil.rmtree(tmp_path / "state/runs")
+    with pytest.raises(SiteError, match=r"its state in .* is missing"):
+        SiteAgent(site_file(tmp_path)).prepare(plan_of(side, last=(2, 0, "")))
+    again = SiteAgent(site_file(tmp_path))
+    begin = plan_of(side, last=(2, 0, ""), state_lost="begin")
+    assert again.prepare(begin)["began_anew"] is True
+    header, _ = unseal(again.answer(request(side, 2)), ANY_SIZE)
+    assert header.reason.startswith("round 2 was charged before this site lost its state")
+    assert unseal(again.answer(request(side, 3)), ANY_SIZE)[0].purpose == "reply"
