@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+NAMESPACE, NEW_NETWORK = "TEST_NETWORK_NAMESPACE", 0x40000000  # CLONE_NEWNET
 #: What kills a process, by name: a module, a class in it, a function of the class.
 POINTS = {
     "site training": ("fedgist.engines.client_host", "ClientHost", "train"),
@@ -23,6 +25,8 @@ def run(words: list[str]) -> None:
     The process is killed as by ``kill -9`` when it reaches the point in this round. It makes the
     file called as the marker before, and a process that has this file is not killed.
     """
+    if space := os.environ.get(NAMESPACE):
+        enter(space)
     point, number, marker, *sys.argv[1:] = words
     sys.argv[0] = "fedgist"
     if point:
@@ -30,6 +34,13 @@ def run(words: list[str]) -> None:
         kind = getattr(importlib.import_module(module), owner)
         setattr(kind, name, killing(getattr(kind, name), int(number), Path(marker)))
     importlib.import_module("fedgist.cli.main").main()
+
+
+def enter(space: str) -> None:
+    """Move this process into a network namespace."""
+    with Path("/run/netns", space).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def killing(function: Callable[..., Any], number: int, marker: Path) -> Callable[..., Any]:

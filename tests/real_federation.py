@@ -34,20 +34,23 @@ class RealFederation:
 
     folder: Path
     names: Sequence[str] = NAMES
+    host: str = "127.0.0.1"  # where the server listens
+    spaces: Mapping[str, str] = field(default_factory=dict)  # network namespaces by process
+    images: bool = False
     processes: dict[str, Command] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.port = free_port()
         table = {
             "name": "test",
-            "server": f"localhost:{self.port}",
+            "server": f"{self.host}:{self.port}",
             "administrators": ["anna"],
             "sites": list(self.names),
             "keys": "central",
         }
         (self.folder / "federation.toml").write_text(tomli_w.dumps(table))
         provision.provision(self.folder / "federation.toml", self.folder / "kits")
-        write_rows(self.folder)
+        write_rows(self.folder, images=self.images)
         for name in self.names:
             self.write_site(name)
 
@@ -68,7 +71,7 @@ class RealFederation:
     def start_server(self, *, dies: tuple[str, int] | None = None) -> None:
         """Start the server; ``dies`` says where it kills itself."""
         kit, recipe = self.folder / "kits/server", self.folder / "recipe.toml"
-        listen = f"127.0.0.1:{self.port}"
+        listen = f"{self.host}:{self.port}"
         self._start("server", dies, "server", kit, recipe, "--out", self.run, "--listen", listen)
 
     def start_site(self, name: str, *, dies: tuple[str, int] | None = None, **env: str) -> None:
@@ -80,7 +83,8 @@ class RealFederation:
         point, number = dies or ("", 0)
         words = [point, number, self.folder / f"{label}-died", *what]
         texts = [str(word) for word in words]
-        self.processes[label] = Command(texts, self.folder, {"NO_COLOR": "1", **env}, faulty.run)
+        env = {"NO_COLOR": "1", faulty.NAMESPACE: self.spaces.get(label, ""), **env}
+        self.processes[label] = Command(texts, self.folder, env, faulty.run)
 
     def kill(self, label: str) -> None:
         """Kill a process as by ``kill -9``."""
@@ -147,23 +151,29 @@ class RealFederation:
 
 
 @contextlib.contextmanager
-def real_federation(folder: Path) -> Iterator[RealFederation]:
+def real_federation(folder: Path, **how: Any) -> Iterator[RealFederation]:
     """A federation of real processes, none of which is left behind."""
-    made = RealFederation(folder)
+    made = RealFederation(folder, **how)
     try:
         yield made
     finally:
         made.close()
 
 
-def compare(lines: list[dict[str, Any]], expected: list[dict[str, Any]], **far: float) -> None:
+def compare(
+    lines: list[dict[str, Any]],
+    expected: list[dict[str, Any]],
+    *,
+    loss: float = 1e-4,
+    columns: tuple[str, ...] = ("eval/client", "train/", "comm/", "server/"),
+) -> None:
     """Compare the columns that a federation and a simulation share: each round once."""
     assert [line["round"] for line in lines] == [line["round"] for line in expected]
     for ours, theirs in zip(lines, expected, strict=True):
-        shared = [n for n in theirs if n.startswith(("eval/client", "train/", "comm/", "server/"))]
+        shared = [n for n in theirs if n.startswith(columns)]
         # probes need the server's rows
         shared = [n for n in shared if "probe" not in n and not isinstance(theirs[n], list)]
         assert shared
         for name in shared:
-            tolerance = far.get("loss", 1e-4) if "loss" in name else far.get("other", 1e-5)
+            tolerance = loss if "loss" in name else 1e-5
             assert ours[name] == pytest.approx(theirs[name], abs=tolerance), (name, ours["round"])

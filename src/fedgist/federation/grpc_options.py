@@ -7,7 +7,7 @@ from fedgist.federation.frames import LARGEST_FRAME
 SERVICE = "fedgist.Federation"
 PROTOCOL = "1"  # a server and its sites must have the same
 STREAM, COMMANDS = "Site", ("Status", "Stop")
-KEEPALIVE_MS, ANSWER_MS, HANDSHAKE_MS = 20_000, 20_000, 10_000
+KEEPALIVE_MS, ANSWER_MS, HANDSHAKE_MS = 10_000, 10_000, 10_000
 
 OPTIONS = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
