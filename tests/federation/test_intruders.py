@@ -1,0 +1,327 @@
+"""Intruders, broken sites and false servers: refused, recorded, and the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from fedgist.core.message import Nothing
+from fedgist.core.tree import map_leaves
+from fedgist.engines.envelope import LONGEST_HEADER, MAGIC, seal, unseal
+from fedgist.errors import FederationError
+from fedgist.federation import certificates, provision
+from fedgist.federation.certificates import serial_text
+from fedgist.federation.frames import ID_BYTES, NOTE, PIECE, Begin, note, read_note
+from fedgist.federation.grpc_options import COMMANDS, OPTIONS, method_name
+from fedgist.federation.grpc_site import command, credentials
+from fedgist.federation.kits import Kit, read_kit
+from fedgist.federation.roster import ROSTER, read_roster
+from intruders import ANY, Attack, Hall, Peer, hall, make_kits, peer, site_kit, wait_until
+from three_sites import NAMES
+
+PERMISSION_DENIED = grpc.StatusCode.PERMISSION_DENIED
+FAILED_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_kits(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kits of another federation, whose sites and server have the same names."""
+    return make_kits(tmp_path_factory.mktemp("others"))
+
+
+@pytest.fixture
+def ours(kits: Path, tmp_path: Path) -> Iterator[Hall]:
+    with hall(kits, tmp_path) as opened:
+        yield opened
+
+
+def assert_unaffected(ours: Hall) -> None:
+    """All three sites do a round, as if nothing had happened."""
+    missing = [name for name in NAMES if NAMES.index(name) not in ours.engine.wire.present()]
+    ours.join(*missing)
+    (line,) = ours.rounds()
+    assert (line["clients/replied"], line.get("refused", [])) == (3, []), line
+
+
+def refused(port: int, kit: Kit) -> grpc.RpcError:
+    with peer(port, kit) as intruder:
+        intruder.send(note({}))
+        return intruder.refusal()
+
+
+# ---------------------------------------------------------------- who connects
+
+
+def test_honest_sites_do_all_rounds(ours: Hall) -> None:
+    ours.join(*NAMES)
+    lines = ours.rounds(3)
+    assert [line["clients/replied"] for line in lines] == [3, 3, 3]
+    assert [line.get("refused", []) for line in lines] == [[], [], []]
+    assert [ours.site(name)["state"] for name in NAMES] == ["ready"] * 3
+
+
+def test_a_site_of_another_root_is_refused(ours: Hall, foreign: Path) -> None:
+    ours.join(*NAMES)
+    stranger = replace(site_kit(foreign, "berlin"), root=ours.kit("berlin").root)
+    assert refused(ours.port, stranger).code() is UNAVAILABLE  # TLS ends it
+    assert_unaffected(ours)
+
+
+def issued(kits: Path, role: Any, name: str, **how: Any) -> Kit:
+    """Return a kit with a certificate by the federation's own root, which no roster lists."""
+    key = certificates.make_key()
+    request = certificates.make_request(key, name)
+    authority = kits / "authority"
+    root_key, root = (authority / "root-key.pem").read_bytes(), (authority / "root.pem").read_bytes()
+    given = {"days": 90} | how
+    signed = certificates.issue(root_key, root, request, role, name, **given)
+    return replace(site_kit(kits, "berlin"), name=name, key=key, certificate=signed)
+
+
+def test_a_name_that_is_not_listed_is_refused(ours: Hall, kits: Path) -> None:
+    error = refused(ours.port, issued(kits, "site", "mallory"))
+    assert error.code() is PERMISSION_DENIED
+    assert "'mallory' is not one of this federation's sites" in error.details()
+    assert ours.logged("site mallory was refused: 'mallory' is not one of this federation's sites")
+    assert_unaffected(ours)
+
+
+@pytest.mark.parametrize("place", ["administrators/anna", "server"])
+def test_only_a_site_takes_part(ours: Hall, kits: Path, place: str) -> None:
+    error = refused(ours.port, read_kit(kits / place))
+    if place == "server":  # TLS itself: its certificate is no client's
+        assert error.code() in {UNAVAILABLE, PERMISSION_DENIED}
+    else:
+        assert error.code() is PERMISSION_DENIED
+        assert ours.logged("administrator anna was refused")
+    assert_unaffected(ours)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_site_is_no_administrator(ours: Hall, name: str) -> None:
+    kit = replace(ours.kit("berlin"), address=f"127.0.0.1:{ours.port}")
+    with pytest.raises(FederationError, match="a certificate of the role site may not do this"):
+        command(kit, name)
+    assert not ours.engine.stop.is_set()
+    assert ours.logged("site berlin was refused: a certificate of the role site")
+    assert_unaffected(ours)
+
+
+def test_a_revoked_site_is_cut_while_it_is_connected(tmp_path: Path) -> None:
+    kits = make_kits(tmp_path / "own")
+    with hall(kits, tmp_path) as ours, ours.peer("berlin") as berlin:
+        berlin.ready(ours.hello)
+        ours.join("lyon", "ulm")
+        roster = read_roster(kits / "server" / ROSTER)
+        (serial,) = roster.serials["berlin"]
+        provision.revoke(serial_text(serial), kits)
+        began = time.monotonic()
+        error = berlin.refusal()
+        assert time.monotonic() - began < 10.0  # about a second; a busy machine takes longer
+        assert error.code() is PERMISSION_DENIED
+        reason = f"its certificate (serial {serial_text(serial)}) was revoked"
+        assert error.details() == reason
+        assert ours.logged(f"the stream of berlin is cut: {reason}")
+        wait_until(lambda: 0 not in ours.engine.wire.present(), "berlin is gone")
+        assert (ours.site("berlin")["state"], ours.site("berlin")["note"]) == ("revoked", reason)
+        assert refused(ours.port, ours.kit("berlin")).code() is PERMISSION_DENIED
+        ours.engine.section = ours.engine.section.model_copy(update={"least_sites": 2})
+        (line,) = ours.rounds()
+        assert line["clients/replied"] == 2
+
+
+PLAIN = {
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "http2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+    "noise": bytes(range(256)) * 64,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_bytes_without_tls_are_refused(ours: Hall, name: str) -> None:
+    ours.join(*NAMES)
+    with socket.create_connection(("127.0.0.1", ours.port), 30.0) as connection:
+        connection.sendall(PLAIN[name])
+        with contextlib.suppress(ConnectionError):
+            while answer := connection.recv(1 << 16):
+                assert not answer.startswith((b"HTTP", b"\x00"))  # at most an alert of TLS
+    assert_unaffected(ours)
+
+
+def test_tls_without_a_certificate_is_refused(ours: Hall) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=ours.kit("berlin").root.decode())
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", ours.port), 30.0) as connection,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+        context.wrap_socket(connection, server_hostname="localhost") as secured,
+    ):
+        secured.sendall(PLAIN["http2"])
+        if not secured.recv(1):  # TLS 1.3 tells a client after its handshake
+            raise ConnectionResetError
+    assert_unaffected(ours)
+
+
+def test_old_tls_is_refused(ours: Hall) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=ours.kit("berlin").root.decode())
+    with pytest.warns(DeprecationWarning):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with (
+        socket.create_connection(("127.0.0.1", ours.port), 30.0) as connection,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        context.wrap_socket(connection, server_hostname="localhost")
+
+
+def test_silent_connections_lock_nobody_out(ours: Hall) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            address = ("127.0.0.1", ours.port)
+            stack.enter_context(socket.create_connection(address, 30.0))
+        ours.join(*NAMES)
+        assert_unaffected(ours)
+
+
+def test_silent_streams_lock_nobody_out(ours: Hall) -> None:
+    """A site's own certificate is needed for these."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            opened = stack.enter_context(ours.peer("berlin"))
+            assert opened.call.is_active()
+        ours.join(*NAMES)
+        assert_unaffected(ours)
+
+
+# ---------------------------------------------------------------- notes before a site is ready
+
+
+def nested(depth: int) -> bytes:
+    return NOTE + b'{"a":' * depth + b"1" + b"}" * depth
+
+
+GREETINGS = {
+    "no note": PIECE + b"x",
+    "empty": b"",
+    "no JSON": NOTE + b"\xff\xfe{",
+    "a list": NOTE + b"[1, 2]",
+    "too deep": nested(100_000),
+    "a number of many digits": NOTE + b'{"process": ' + b"9" * 100_000 + b"}",
+    "no text": note({"process": 3, "versions": {"fedgist": "1", "protocol": "1"}}),
+    "a long text": note({"process": "p" * 10_000, "versions": {"fedgist": "", "protocol": ""}}),
+    "a key too many": note({"process": "p", "versions": {}, "more": 1}),
+    "lone surrogates": NOTE + b'{"process": "\\ud800", "\\udfff": 1}',
+}
+
+
+@pytest.mark.parametrize("name", GREETINGS)
+def test_a_greeting_that_cannot_be_read_is_refused(ours: Hall, name: str) -> None:
+    with ours.peer("berlin") as intruder:
+        intruder.send(GREETINGS[name])
+        error = intruder.refusal()
+    assert error.code() is FAILED_PRECONDITION, error
+    assert ours.site("berlin")["refusals"] == 1
+    assert ours.site("berlin")["note"] == error.details()
+    assert ours.logged(f"site berlin was refused: {error.details()}")
+    assert_unaffected(ours)
+
+
+def test_a_note_of_100_mb_is_refused_before_it_is_held(ours: Hall) -> None:
+    with ours.peer("berlin") as intruder:
+        intruder.outgoing.put(NOTE + bytes(100 << 20))
+        error = intruder.refusal()
+    # gRPC itself: the site's own limit, or the server's
+    assert error.code() in {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED}
+    assert_unaffected(ours)
+
+
+def test_another_version_is_refused_with_both_values(ours: Hall) -> None:
+    with ours.peer("berlin") as intruder:
+        intruder.send(note({"process": "p", "versions": {"fedgist": "0.0", "protocol": "99"}}))
+        error = intruder.refusal()
+    assert error.code() is FAILED_PRECONDITION
+    assert "the site has 0.0" in error.details()
+    own = ours.site("berlin")
+    assert (own["state"], own["refusals"], own["note"]) == ("refused", 1, error.details())
+    assert_unaffected(ours)
+
+
+HELLOS: dict[str, tuple[dict[str, Any], str]] = {
+    "run": ({"run": "ab" * 8}, "run: the server has {run}, and the site has abababababababab"),
+    "recipe": ({"digest": "cd" * 32}, "recipe digest: the server has {digest}, and the site has"),
+    "number": ({"number": 2}, "number: the server has 0, and the site has 2"),
+    "public": ({"public_digest": 7}, "digest of the public rows: the server has 0, and the site"),
+    "model": (
+        {"outlines": {"evil": {"input_shape": [1], "feature_width": 2, "num_classes": 3}}},
+        "architecture 'evil': the server has None, and the site has",
+    ),
+    "no hello": ({"run": "../../etc"}, "Hello: run: "),
+    "refuses": ({"refused": "SiteError"}, "the site does not take part: SiteError"),
+}
+
+
+@pytest.mark.parametrize("name", HELLOS)
+def test_a_hello_of_something_else_is_refused_with_both_values(ours: Hall, name: str) -> None:
+    changed, expected = HELLOS[name]
+    with ours.peer("berlin") as intruder:
+        plan = intruder.greeted()
+        own = {key: plan[key] for key in ("run", "digest", "number", "last")}
+        intruder.send(note({**own, **ours.hello, **changed}))
+        error = intruder.refusal()
+    assert error.code() is FAILED_PRECONDITION
+    assert error.details().startswith(expected.format(**plan))
+    wait_until(lambda: ours.site("berlin")["refusals"], "the refusal is recorded")
+    own_line = ours.site("berlin")
+    assert (own_line["state"], own_line["note"]) == ("refused", error.details())
+    assert_unaffected(ours)
+
+
+def test_a_reason_is_one_short_line_in_the_log(ours: Hall) -> None:
+    """A site cannot write lines of its own into the server's log, nor fill it."""
+    with ours.peer("berlin") as intruder:
+        plan = intruder.greeted()
+        own = {key: plan[key] for key in ("run", "digest", "number", "last")}
+        intruder.send(note({**own, "refused": "x\n2026-01-01 INFO lyon is revoked\x1b[2J"}))
+        first = intruder.refusal()
+    with ours.peer("berlin") as intruder:
+        plan = intruder.greeted()
+        shape = {"input_shape": [7] * 300_000, "feature_width": 2, "num_classes": 3}
+        intruder.send(note({**own, "outlines": {"evil": shape}}))
+        second = intruder.refusal()
+    assert "\\n2026-01-01" in first.details()
+    assert all(line.isprintable() and len(line) < 1000 for line in ours.log)
+    assert len(ours.site("berlin")["note"]) < 1000
+    assert second.code() is FAILED_PRECONDITION
+    assert "architecture 'evil'" in second.details()
+    assert_unaffected(ours)
+
+
+def test_a_site_that_leaves_at_once_is_absent(ours: Hall) -> None:
+    for _ in range(20):
+        with ours.peer("berlin") as hasty:
+            hasty.greet()
+        with ours.peer("berlin") as hasty:
+            hasty.greeted()
+    wait_until(lambda: ours.site("berlin")["state"] == "absent", "berlin is absent")
+    assert ours.server.links == {}
+    assert_unaffected(ours)
