@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import socket
 import ssl
@@ -18,11 +19,21 @@ import torch
 
 from fedgist.core.message import Nothing
 from fedgist.core.tree import map_leaves
-from fedgist.engines.envelope import LONGEST_HEADER, MAGIC, seal, unseal
+from fedgist.engines.envelope import LONGEST_HEADER, MAGIC, header_of, seal, unseal
 from fedgist.errors import FederationError
 from fedgist.federation import certificates, provision
 from fedgist.federation.certificates import serial_text
-from fedgist.federation.frames import ID_BYTES, NOTE, PIECE, Begin, note, read_note
+from fedgist.federation.frames import (
+    ID_BYTES,
+    NOTE,
+    PIECE,
+    TO_SERVER,
+    Begin,
+    note,
+    pieces,
+    signed_bytes,
+)
+from fedgist.engines.site import SLACK
 from fedgist.federation.grpc_options import COMMANDS, OPTIONS, method_name
 from fedgist.federation.grpc_site import command, credentials
 from fedgist.federation.kits import Kit, read_kit
@@ -324,4 +335,248 @@ def test_a_site_that_leaves_at_once_is_absent(ours: Hall) -> None:
             hasty.greeted()
     wait_until(lambda: ours.site("berlin")["state"] == "absent", "berlin is absent")
     assert ours.server.links == {}
+    assert_unaffected(ours)
+
+
+# ---------------------------------------------------------------- replies in a round
+
+
+def bad_value(value: float) -> Attack:
+    def attack(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+        header, messages = unseal(request, ANY)
+        upload = ours.upload(header, messages["download"])
+        spoilt = map_leaves(lambda leaf: leaf + value, upload)
+        reply = header.model_copy(update={"purpose": "reply"})
+        site.reply(begin.ident, seal(reply, {"upload": spoilt}))
+
+    return attack
+
+
+def changed_header(**values: object) -> Attack:
+    def attack(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+        site.reply(begin.ident, ours.zeros(request, **values))
+
+    return attack
+
+
+def mixed_up(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    """The last bytes of the message come before its first."""
+    reply = ours.zeros(request)
+    start = len(reply) - next(iter(header_of(reply).messages.values())).size
+    site.reply(begin.ident, reply[:start] + reply[-32:] + reply[start:-32])
+
+
+def another_type(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    """The envelope names a type that this process has not declared: nothing is imported."""
+    header, _ = unseal(request, ANY)
+    reply = seal(header.model_copy(update={"purpose": "reply"}), {"upload": Nothing()})
+    head = reply.replace(b"fedgist.core.message:Nothing", b"os.path.expandvars:system...")
+    start = len(MAGIC) + 4 + 32
+    length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 4], "big")
+    checksum = hashlib.sha256(head[start : start + length]).digest()
+    site.reply(begin.ident, head[: start - 32] + checksum + head[start:])
+
+
+def nothing_inside(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    header, _ = unseal(request, ANY)
+    site.reply(begin.ident, seal(header.model_copy(update={"purpose": "reply"}), {}))
+
+
+def wrong_message(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    header, _ = unseal(request, ANY)
+    site.reply(
+        begin.ident, seal(header.model_copy(update={"purpose": "reply"}), {"upload": Nothing()})
+    )
+
+
+#: Attacks after which the site is refused in this round, and the reason in the round's line.
+REFUSED: dict[str, tuple[Attack, str]] = {
+    "NaN": (bad_value(float("nan")), "not finite"),
+    "infinite": (bad_value(float("inf")), "not finite"),
+    "another run": (changed_header(run="ab" * 8), "it is of run 'abababababababab', not"),
+    "another client": (changed_header(client=2), "it names client 2, but came from client 0"),
+    "a request": (changed_header(purpose="train"), "a train is not an answer"),
+    "mixed-up pieces": (mixed_up, "is not what its digest says: it was cut or changed"),
+    "an unknown type": (another_type, "unknown message type 'os.path.expandvars:system...'"),
+    "no message": (nothing_inside, "it holds no upload"),
+    "another message": (wrong_message, "it is a Nothing, not a"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_reply_that_is_not_valid_is_refused_in_the_rounds_line(ours: Hall, name: str) -> None:
+    attack, reason = REFUSED[name]
+    ours.join("lyon", "ulm")
+    ours.join("berlin", attack=attack)
+    first, second = ours.rounds(2)
+    (entry,) = first["refused"]
+    assert (entry["client"], entry["name"]) == (0, "berlin")
+    assert reason in entry["reason"]
+    assert (first["clients/replied"], second["clients/replied"]) == (2, 3)
+
+
+def wrong_stage(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    site.reply(begin.ident, ours.zeros(request, stage="no such stage"))
+
+
+def reply_later(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    """Old bytes, signed again by the site itself, under the id of a new request."""
+    old = ours.zeros(request)
+    site.reply(begin.ident, old)
+    while (new := site.request()) is not None and header_of(new[1]).purpose != "train":
+        site.reply(new[0].ident, ours.zeros(new[1]))
+    assert new is not None
+    assert new[0].ident != begin.ident
+    site.reply(new[0].ident, old)
+
+
+#: Attacks that are counted as unexpected answers in a round's events; the site's reply is missing.
+UNEXPECTED: dict[str, tuple[Attack, list[int]]] = {
+    "forged stage": (changed_header(stage="no such stage"), [2, 3]),
+    "forged round": (changed_header(round=2), [2, 3]),
+    "old bytes, new id": (reply_later, [3, 2]),
+}
+
+
+@pytest.mark.parametrize("name", UNEXPECTED)
+def test_an_answer_to_something_else_is_not_used(ours: Hall, name: str) -> None:
+    attack, replied = UNEXPECTED[name]
+    ours.join("lyon", "ulm")
+    ours.join("berlin", attack=attack)
+    lines = ours.rounds(2)
+    assert [line["clients/replied"] for line in lines] == replied
+    bad = lines[replied.index(2)]
+    assert bad["events"] == ["1 unexpected answer of client 0 dropped"]
+    assert bad["absent"] == [{"client": 0, "name": "berlin", "reason": "no reply in time"}]
+
+
+def unasked_before(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    """An answer to a request that does not exist comes first, with an empty piece in it."""
+    reply = ours.zeros(request)
+    unasked = secrets.token_bytes(ID_BYTES)
+    signature = certificates.sign(site.kit.key, signed_bytes(TO_SERVER, unasked, reply))
+    site.send(Begin(unasked, len(reply), signature).frame(), PIECE, *pieces((reply,)))
+    site.reply(begin.ident, reply)
+
+
+def answered_twice(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    """The old id is used again: a replayed reply, byte by byte."""
+    site.reply(begin.ident, ours.zeros(request))
+    site.reply(begin.ident, ours.zeros(request))
+
+
+@pytest.mark.parametrize("attack", [unasked_before, answered_twice])
+def test_an_answer_that_nobody_asked_for_is_dropped_and_counted(ours: Hall, attack: Attack) -> None:
+    ours.join("lyon", "ulm")
+    ours.join("berlin", attack=attack)
+    lines = ours.rounds(2)
+    assert [line["clients/replied"] for line in lines] == [3, 3]
+    events = [event for line in lines for event in line.get("events", [])]
+    assert events == ["1 unexpected answer of client 0 dropped"]
+
+
+def announced(size: int, *frames: bytes) -> Attack:
+    def attack(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+        site.send(Begin(begin.ident, size, b"").frame(), *frames)
+        note_refusal(ours, site)
+
+    return attack
+
+
+def note_refusal(ours: Hall, site: Peer) -> None:
+    assert site.refusal().code() is INVALID_ARGUMENT
+    assert ours.site("berlin")["refusals"] == 1
+    assert ours.logged("site berlin was refused: ")
+
+
+def unsigned(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    reply = ours.zeros(request)
+    site.send(Begin(begin.ident, len(reply), b"").frame(), *pieces((reply,)))
+    note_refusal(ours, site)
+
+
+def signed_by_another(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    site.reply(begin.ident, ours.zeros(request), kit=ours.kit("lyon"))
+    note_refusal(ours, site)
+
+
+def signed_for_another_id(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    """Old bytes with their old signature under a new id, as a thief of the stream could send."""
+    reply = ours.zeros(request)
+    old = certificates.sign(site.kit.key, signed_bytes(TO_SERVER, bytes(ID_BYTES), reply))
+    site.send(Begin(begin.ident, len(reply), old).frame(), *pieces((reply,)))
+    note_refusal(ours, site)
+
+
+def signed_as_request(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    """The server's own request comes back with the server's own signature."""
+    site.send(Begin(begin.ident, len(request), begin.signature).frame(), *pieces((request,)))
+    note_refusal(ours, site)
+
+
+def header_without_end(ours: Hall, site: Peer, begin: Begin, request: bytes) -> None:
+    blob = MAGIC + (LONGEST_HEADER + 1).to_bytes(4, "big") + bytes(100)
+    site.send(Begin(begin.ident, len(blob), b"").frame(), *pieces((blob,)))
+    note_refusal(ours, site)
+
+
+#: Attacks that end the site's stream. It connects again, and its honest reply counts.
+CUT: dict[str, tuple[Attack, str]] = {
+    "a piece more": (announced(4, PIECE + b"four", PIECE + b"more"), "is not"),
+    "a larger piece": (announced(4, PIECE + b"fives"), "the pieces are larger than was announced"),
+    "a piece of 2 MiB": (announced(1 << 20, PIECE + bytes(2 << 20)), "larger than was announced"),
+    "no piece": (announced(4, note({})), "it is not a piece of an envelope"),
+    "no beginning": (announced(4, PIECE + b"four", note({})), "is not"),
+    "nothing": (announced(0), "it is not an envelope"),
+    "no signature": (unsigned, "the reply is not signed by its site"),
+    "another site's": (signed_by_another, "the reply is not signed by its site"),
+    "another id's": (signed_for_another_id, "the reply is not signed by its site"),
+    "the server's own": (signed_as_request, "the reply is not signed by its site"),
+    "no end": (header_without_end, "its header is to have 65537 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_stream_that_breaks_the_protocol_is_cut_and_may_come_back(ours: Hall, name: str) -> None:
+    attack, reason = CUT[name]
+    ours.join("lyon", "ulm")
+    ours.join("berlin", attack=attack)
+    (line,) = ours.rounds()
+    assert (line["clients/replied"], line.get("refused", [])) == (3, [])
+    assert ours.site("berlin")["refusals"] == 1
+    assert any(reason in text for text in ours.log)
+
+
+def test_a_gibibyte_that_is_announced_is_not_waited_for(ours: Hall) -> None:
+    ours.join("lyon", "ulm")
+    ours.join("berlin", attack=announced(1 << 30))
+    first, second = ours.rounds(2)
+    (entry,) = first["refused"]
+    assert entry["reason"] == f"its reply has more than {ours.engine.remote.largest + SLACK} bytes"
+    assert ours.logged("a reply of 1073741824 bytes was announced; at most")
+    assert (first["clients/replied"], second["clients/replied"]) == (2, 3)
+
+
+def test_a_gibibyte_that_nobody_asked_for_is_refused(ours: Hall) -> None:
+    with ours.peer("berlin") as intruder:
+        intruder.ready(ours.hello)
+        intruder.send(Begin(bytes(ID_BYTES), 1 << 63, b"").frame())
+        error = intruder.refusal()
+    assert error.code() is INVALID_ARGUMENT
+    assert_unaffected(ours)
+
+
+def test_the_later_process_of_a_kit_takes_over(ours: Hall) -> None:
+    with ours.peer("berlin") as older, ours.peer("berlin") as newer:
+        older.ready(ours.hello, process="older")
+        newer.ready(ours.hello, process="newer")
+        error = older.refusal()
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert error.details() == "this kit is in use by another process, which connected later"
+        assert ours.logged("site berlin: a later process with its kit takes over")
+        wait_until(lambda: len(ours.server.links) == 1, "the older is gone")
+        wait_until(lambda: ours.engine.wire.present() == {0}, "the newer is there")
+        assert ours.site("berlin")["state"] == "ready"
+        assert newer.call.is_active()
+    wait_until(lambda: not ours.server.links, "the newer is gone")
     assert_unaffected(ours)

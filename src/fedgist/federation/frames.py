@@ -93,7 +93,8 @@ def pieces(parts: Sequence[bytes]) -> Iterator[bytes]:
 class Assembly:
     """An envelope that is being received, in memory or, if it is large, in a file.
 
-    ``folder`` is where files are made. They have no name and vanish with the process.
+    ``folder`` is where files are made. They have no name and vanish with the process. As a context,
+    an assembly is dropped if an exception leaves it.
     """
 
     begin: Begin
@@ -107,6 +108,17 @@ class Assembly:
         with ExitStack() as stack:
             self.file = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder))
             self.open = stack.pop_all()  # until the envelope is taken
+
+    def __enter__(self) -> Assembly:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the file, and lose the envelope."""
+        self.open.close()
 
     def add(self, frame: bytes) -> bool:
         """Add a piece; return whether the envelope is complete."""

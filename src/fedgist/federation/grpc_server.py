@@ -252,9 +252,11 @@ class GrpcServer:
         link = Link(identity, number, certificate, process)
         if (older := self.links.get(number)) is not None:
             other = "this kit is in use by another process, which connected later"
-            same = older.process == process
-            status = grpc.StatusCode.UNAVAILABLE if same else grpc.StatusCode.ALREADY_EXISTS
-            older.end(status, "" if same else other)
+            if older.process == process:  # it connected again
+                older.end(grpc.StatusCode.UNAVAILABLE, "")
+            else:
+                LOG.warning("site %s: a later process with its kit takes over", identity.name)
+                older.end(grpc.StatusCode.ALREADY_EXISTS, other)
         self.links[number] = link
         self.desk.saw(number, "preparing")
         link.outgoing.put_nowait(plan)
@@ -294,10 +296,11 @@ class GrpcServer:
             while left > 0:
                 left -= len(_frame(await stream.read())) - 1
             return
-        assembly, complete = Assembly(begin, self.folder), not begin.size
-        while not complete:
-            complete = assembly.add(_frame(await stream.read()))
-        self._check_signature(link, begin, assembly)
+        complete = not begin.size
+        with Assembly(begin, self.folder) as assembly:
+            while not complete:
+                complete = assembly.add(_frame(await stream.read()))
+            self._check_signature(link, begin, assembly)
         self.wire.complete(request, assembly)
 
     def _check_signature(self, link: Link, begin: Begin, assembly: Assembly) -> None:

@@ -188,9 +188,10 @@ class _Session:
         begin = read_begin(frame)
         if begin.size > (most := self.agent.largest()):
             raise MessageError(f"a request of {begin.size} bytes; at most {most} are accepted")
-        assembly, complete = Assembly(begin), not begin.size
-        while not complete:
-            complete = assembly.add(next(frames))
+        complete = not begin.size
+        with Assembly(begin) as assembly:
+            while not complete:
+                complete = assembly.add(next(frames))
         envelope = assembly.take()
         if not is_signed(server, signed_bytes(TO_SITE, begin.ident, envelope), begin.signature):
             raise MessageError("a request is not signed by the server")

@@ -40,6 +40,11 @@ class Request:
         reply, self.reply = self.reply, None
         return b"" if reply is None else reply.take()
 
+    def drop(self) -> None:
+        """Lose the reply."""
+        if self.reply is not None:
+            self.reply.drop()
+
 
 Send = Callable[[Request], None]
 
@@ -55,6 +60,7 @@ class SiteWire:
         self._open: dict[bytes, Request] = {}
         self._late: deque[Request] = deque()
         self._unasked: Counter[int] = Counter()
+        self._largest = 0  # bytes of the largest reply that was acceptable so far
 
     def present(self) -> frozenset[int]:
         """Return the sites that are ready now."""
@@ -86,10 +92,13 @@ class SiteWire:
             return counts
 
     def close(self) -> None:
-        """Forget all requests."""
+        """Forget all requests, and drop the replies that nobody took."""
         with self.changed:
+            for request in (*self._open.values(), *self._late):
+                request.drop()
             self._links.clear()
             self._open.clear()
+            self._late.clear()
             self.changed.notify_all()
 
     def join(self, client: int, send: Send) -> None:
@@ -118,22 +127,25 @@ class SiteWire:
         """
         with self.changed:
             request = self._open.get(begin.ident)
-            if request is None or request.client != client or request.answered:
-                self._unasked[client] += 1
-                return None
-        if begin.size > request.largest:
+            if request is not None and (request.client != client or request.answered):
+                request = None
+            self._unasked[client] += request is None
+            most = self._largest if request is None else request.largest
+        if begin.size <= most:
+            return request
+        if request is not None:
             self.complete(request, None)
-            raise MessageError(
-                f"a reply of {begin.size} bytes was announced; at most {request.largest} are "
-                "accepted"
-            )
-        return request
+        raise MessageError(
+            f"a reply of {begin.size} bytes was announced; at most {most} are accepted"
+        )
 
     def complete(self, request: Request, reply: Assembly | None) -> None:
         """Take the reply to a request; None if it was too large."""
         with self.changed:
             if request.answered:  # by a connection that was replaced in the meantime
                 self._unasked[request.client] += 1
+                if reply is not None:
+                    reply.drop()
                 return
             request.answered, request.reply = True, reply
             if request.parts is None:
@@ -145,6 +157,7 @@ class SiteWire:
         """Send the envelopes to the sites that are connected; return the requests by client."""
         requests = []
         with self.changed:
+            self._largest = max(self._largest, largest)
             for client, parts in sorted(envelopes, key=lambda pair: pair[0]):
                 if (send := self._links.get(client)) is not None:
                     request = Request(client, parts, largest)
