@@ -15,6 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedgist.cli.main import main
+from fedgist.engines.client_host import ClientHost
+from fedgist.runs.round import Federation
+
 
 def killing(function: Callable[..., Any], applies: Callable[..., bool], marker: Path) -> Any:
     """Return a function that kills the process instead of being called, the first time."""
@@ -30,13 +34,10 @@ def killing(function: Callable[..., Any], applies: Callable[..., bool], marker: 
 
 def prepare(point: str, number: int, marker: Path) -> None:
     """Replace the function of a point by one that kills."""
-    from fedgist.engines.client_host import ClientHost
-    from fedgist.runs.round import Federation
-
     if point == "site training":
         ClientHost.train = killing(  # type: ignore[method-assign]
             ClientHost.train,
-            lambda _, sent: sent.round == number and "try" not in sent.stage,
+            lambda _, sent: sent.round == number,
             marker,
         )
     elif point == "server updating":
@@ -50,6 +51,4 @@ def prepare(point: str, number: int, marker: Path) -> None:
 if __name__ == "__main__":
     sys.argv, (place, at, mark) = ["fedgist", *sys.argv[4:]], sys.argv[1:4]
     prepare(place, int(at), Path(mark))
-    from fedgist.cli.main import main
-
     main()

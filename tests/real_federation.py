@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 
 from fedgist.federation import provision
@@ -160,3 +161,16 @@ def real_federation(folder: Path) -> Iterator[RealFederation]:
         yield made
     finally:
         made.close()
+
+
+def compare(lines: list[dict[str, Any]], expected: list[dict[str, Any]], **far: float) -> None:
+    """Compare the columns that a federation and a simulation share: each round once."""
+    assert [line["round"] for line in lines] == [line["round"] for line in expected]
+    for ours, theirs in zip(lines, expected, strict=True):
+        shared = [n for n in theirs if n.startswith(("eval/client", "train/", "comm/", "server/"))]
+        # probes need the server's rows
+        shared = [n for n in shared if "probe" not in n and not isinstance(theirs[n], list)]
+        assert shared
+        for name in shared:
+            tolerance = far.get("loss", 1e-4) if "loss" in name else far.get("other", 1e-5)
+            assert ours[name] == pytest.approx(theirs[name], abs=tolerance), (name, ours["round"])

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from real_federation import real_federation
+from fedgist.runs.record import read_lines
+from real_federation import compare, real_federation
 from three_sites import ARCHITECTURES, NAMES, recipe, simulated
 
 PATIENT = {"deadline_s": 60.0, "first_deadline_s": 120.0}
-
-
-def compare(lines: list[dict[str, Any]], expected: list[dict[str, Any]], **far: float) -> None:
-    """Compare the columns that a federation and a simulation share: each round once."""
-    assert [line["round"] for line in lines] == [line["round"] for line in expected]
-    for ours, theirs in zip(lines, expected, strict=True):
-        shared = [n for n in theirs if n.startswith(("eval/client", "train/", "comm/", "server/"))]
-        shared = [n for n in shared if not isinstance(theirs[n], list)]
-        assert shared
-        for name in shared:
-            tolerance = far.get("loss", 1e-4) if "loss" in name else far.get("other", 1e-5)
-            assert ours[name] == pytest.approx(theirs[name], abs=tolerance), (name, ours["round"])
 
 
 @pytest.mark.slow
@@ -50,3 +38,51 @@ def test_a_site_and_the_server_are_killed_and_the_run_is_the_simulations(tmp_pat
         assert all(line["clients/replied"] == 3 for line in lines), fed.output("server")
         compare(lines, simulated(raw).rounds)
         assert fed.participants() == {number: {0, 1, 2} for number in range(1, 9)}
+
+
+@pytest.mark.environment
+def test_twenty_rounds_with_kills_a_late_site_and_nobody_for_a_while(tmp_path: Path) -> None:
+    raw = recipe(
+        "fedlog",
+        rounds=20,
+        clients={"architectures": ARCHITECTURES},
+        federation={"least_sites": 2, "least_replies": 2, **PATIENT},
+    )
+    with real_federation(tmp_path) as fed:
+        fed.write_recipe(raw)
+        fed.start_server(dies=("server updating", 13))
+        fed.start_site("berlin")
+        fed.start_site("lyon", dies=("site training", 5))
+        fed.wait_killed("lyon")
+        fed.start_site("lyon", dies=("site training", 5))
+        fed.wait_round(7)
+        fed.start_site("ulm")  # it joins when it is ready
+        fed.wait_killed("server")
+        for name in NAMES:
+            fed.kill(name)
+        fed.start_server()
+        fed.wait_for(lambda: "0 of" in fed.status().get("waiting_for", ""), "nobody is there")
+        done = len(fed.rounds())
+        for name in NAMES:
+            fed.start_site(name)
+        for label in ("server", *NAMES):
+            fed.wait_end(label)
+        assert done == 12  # nothing was burnt while nobody was there
+        lines, took_part = fed.rounds(), fed.participants()
+        assert [line["round"] for line in lines] == list(range(1, 21))
+        assert took_part[5] == {0, 1}  # the site that was killed in this round counts in it
+        assert {0, 1} == took_part[1]
+        assert {0, 1, 2} == took_part[20]
+        raw["clients"]["availability"] = str(fed.run / "participants.csv")
+        whole = simulated(raw)
+        for ours, theirs in zip(lines, whole.rounds, strict=True):
+            assert ours["train/loss"] == pytest.approx(theirs["train/loss"], abs=1e-4)
+            assert ours["comm/up_bytes"] == theirs["comm/up_bytes"]
+        expected = {(line["round"], line["client"]): line for line in whole.clients}
+        scores = read_lines(fed.run / "clients.jsonl")
+        assert {(line["round"], line["client"]) for line in scores} >= {
+            (number, site) for number, sites in took_part.items() for site in sites
+        }
+        for line in scores:
+            theirs = expected[line["round"], line["client"]]
+            assert line["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-5)

@@ -147,10 +147,12 @@ def serve(
     listen: str,
     *,
     ready: Callable[[int], None] = lambda _: None,
+    stop: threading.Event | None = None,
 ) -> None:
     """Run a federation, or go on with the run in ``folder``; return when the run has ended.
 
     ``listen`` is the address to listen on. ``ready`` is called with the port when it is open.
+    ``stop`` may be set by another thread to stop the run.
 
     Raises
     ------
@@ -167,7 +169,7 @@ def serve(
             raise RecipeError(f"{folder} holds a run that is not a federation's: choose another")
         state = RunStateFile.open(folder, _in_order(roster.now()))
         side = _side(recipe, state, observer)
-        run = _run_of(kit, side, state, roster)
+        run = _run_of(kit, side, state, roster, stop or threading.Event())
         run.server.listen = listen
         port = run.server.start()
         observer.note(f"listening on port {port}; sites dial {kit.address}")
@@ -207,8 +209,10 @@ class _Run:
                 self.engine.wait_for(len(waiting), waiting, LOOK_S)
 
 
-def _run_of(kit: Kit, side: ServerContext, state: RunStateFile, roster: RosterFile) -> _Run:
-    stop, section = threading.Event(), side.setup.federation
+def _run_of(
+    kit: Kit, side: ServerContext, state: RunStateFile, roster: RosterFile, stop: threading.Event
+) -> _Run:
+    section = side.setup.federation
     run = state.state.run
     board = StatusBoard(state.folder, run, kit.federation, kit.address)
     board.sites = {

@@ -114,11 +114,7 @@ class Assembly:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self.drop()
-
-    def drop(self) -> None:
-        """Close the file, and lose the envelope."""
-        self.open.close()
+            self.close()
 
     def add(self, frame: bytes) -> bool:
         """Add a piece; return whether the envelope is complete."""
@@ -137,6 +133,10 @@ class Assembly:
             return self.file.read(LONGEST_BEGINNING)
         finally:
             self.file.seek(0, 2)
+
+    def close(self) -> None:
+        """Drop what was received."""
+        self.open.close()
 
     def take(self) -> bytes:
         """Return the envelope, and close its file."""

@@ -117,6 +117,7 @@ class StatusBoard:
     attempt: int = 1
     waiting_for: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def saw(self, number: int, state: str, text: str = "") -> None:
         """Take note of a site's state. A site that was refused is not shown as merely absent."""
@@ -148,4 +149,5 @@ class StatusBoard:
 
     def write(self) -> None:
         """Write the state into the run directory."""
-        files.write(self.folder / STATUS, json.dumps(self.plain()) + "\n")
+        with self.writing:  # two threads would use one temporary file
+            files.write(self.folder / STATUS, json.dumps(self.plain()) + "\n")

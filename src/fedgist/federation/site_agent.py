@@ -85,10 +85,10 @@ class SiteAgent:
         return reply
 
     def _write_model(self) -> None:
-        """Write the site's model when the last download of each architecture is there."""
+        """Write the site's model, which its last download completes."""
         assert self.prepared is not None  # the caller's
         site, part = self.prepared.site, self.prepared.part
-        if set(site.finished) == set(part.task.architectures):
+        if part.population.clients[0].architectures[0] in site.finished:
             folder = self.folder / MODELS / self.prepared.hello.run
             write_site_model(folder, part, self.file, site.host.state(), site.finished)
             self.say(f"the trained model is in {folder}: fedgist predict {folder} DATA --client 0")
@@ -114,7 +114,7 @@ class SiteAgent:
         store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number)
         state = store.load()
         anew = self._begins_anew(plan, state)
-        site = self._site(plan, part, store)
+        site = self._site(plan, part, store, lost=state is None)
         if state is not None:
             site.restore(state)
         hello = Hello(
@@ -143,7 +143,7 @@ class SiteAgent:
         self.say(f"{lost}: it begins anew")
         return True
 
-    def _site(self, plan: Plan, part: SitePart, store: SiteStore) -> Site:
+    def _site(self, plan: Plan, part: SitePart, store: SiteStore, *, lost: bool) -> Site:
         data, digest = part.data, digest_of(part.data)
         name = self.file.table.name
         account = Ledger(self.folder).account(name, digest)
@@ -152,7 +152,9 @@ class SiteAgent:
                 f"the rows of {name!r} ({data.name}) are others than when their privacy budget was "
                 "opened: the same budget goes on (fedgist site --new-data opens a new one)"
             )
-        policy = ReleasePolicy(self.file, plan.run, name, digest, part.side.spending)
+        charged = account.runs.get(plan.run)
+        last = charged.round if lost and charged is not None else -1
+        policy = ReleasePolicy(self.file, plan.run, name, digest, part.side.spending, last)
         return Site(
             part.side.method,
             part.task,

@@ -76,7 +76,7 @@ def _alone(part: SitePart, site: SiteFile) -> Recipe:
             "evaluate": EvaluateSection(),
             "facts": None,
             "federation": None,
-            "engine.plans": {name: Plan(1, stack=False) for name in client.architectures},
+            "engine.plans": dict.fromkeys(part.side.task.architectures, Plan(1, stack=False)),
         }
     )
 
@@ -92,10 +92,11 @@ def _own_models(
         kept = {key: value for key, value in stated.items() if value is not None}
         return {"architectures": {PRIVATE: {"model": section.name, **kept, "share": 1.0}}}
     if text.clients.pools:
-        pools = {name: text.clients.pools[name] for name in architectures}
+        # the site's own pool comes first; a method may need the others to exist
+        pools = {architectures[0]: {}, **text.clients.pools} | text.clients.pools
         return {"pools": {name: _of_one(name, {**table}) for name, table in pools.items()}}
     if text.clients.architectures:
-        (name,) = architectures
+        name = architectures[0]
         own = text.clients.architectures[name]  # a table, or the share of a model of this name
         table = {**own} if isinstance(own, Mapping) else {}
         return {"architectures": {name: _of_one(name, table)}}

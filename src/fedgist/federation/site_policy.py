@@ -97,7 +97,8 @@ class ReleasePolicy:
     """The decision on each release in one run, with the charge to the site's ledger.
 
     ``data`` and ``digest`` are the name and the digest of the site's rows. ``budget`` is the run's
-    privacy budget as the site itself works it out; None without privacy.
+    privacy budget as the site itself works it out; None without privacy. Rounds up to ``lost`` were
+    charged by a state that is lost: what they released is not known, so they release nothing more.
     """
 
     site: SiteFile
@@ -105,12 +106,18 @@ class ReleasePolicy:
     data: str
     digest: str
     budget: PrivacyBudget | None
+    lost: int = -1
 
     def before_training(self, request: Header) -> None:
         """Charge the ledger for a round, or refuse it."""
         limit = self.site.policy.epsilon
         if limit is None or self.budget is None:
             return
+        if request.round <= self.lost:
+            raise MessageError(
+                f"round {request.round} was charged before this site lost its state: its release "
+                "may have been made"
+            )
         epsilon = self.budget.epsilon(request.round)
         spent = Spent(epsilon=epsilon, delta=self.budget.delta, round=request.round)
         Ledger(self.site.state_folder).charge(self.data, self.digest, self.run, spent, limit)

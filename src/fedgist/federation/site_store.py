@@ -34,7 +34,10 @@ MENDING = "put it back from a copy, or remove the folder: the site then begins a
 
 
 class StateHeader(BaseModel):
-    """The header of a file: whose it is, which stage it holds, and the digest of all of it."""
+    """The header of a file: whose it is, which stage it holds, and the digest of all of it.
+
+    ``releases`` is the number of releases that were made when the file was written.
+    """
 
     model_config = CLOSED
 
@@ -44,6 +47,7 @@ class StateHeader(BaseModel):
     key: StageKey = NO_STAGE
     digest: str = ""
     forgotten: StageKey
+    releases: int = 0
     whole: str = ""
 
 
@@ -107,7 +111,12 @@ class SiteStore:
         self, *, forgotten: StageKey, key: StageKey = NO_STAGE, digest: str = ""
     ) -> StateHeader:
         return StateHeader(
-            run=self.run, client=self.client, key=key, digest=digest, forgotten=forgotten
+            run=self.run,
+            client=self.client,
+            key=key,
+            digest=digest,
+            forgotten=forgotten,
+            releases=len(self.releases),
         )
 
     def _remove(self, keys: Sequence[StageKey]) -> None:
@@ -130,6 +139,11 @@ class SiteStore:
         except BROKEN as error:
             raise SiteError(f"{path} cannot be read ({first_line(error)}): {MENDING}") from error
         self._check(path, header.run, header.client, whole=header.whole == _digest(header, arrays))
+        if header.releases > len(self.releases):
+            raise SiteError(
+                f"{self.folder / RELEASES} is missing or too old: {header.releases} releases were "
+                f"made, and it has {len(self.releases)}: {MENDING}"
+            )
         return header, arrays
 
     def _check(self, path: Path, run: object, client: object, *, whole: bool) -> None:

@@ -40,11 +40,6 @@ class Request:
         reply, self.reply = self.reply, None
         return b"" if reply is None else reply.take()
 
-    def drop(self) -> None:
-        """Lose the reply."""
-        if self.reply is not None:
-            self.reply.drop()
-
 
 Send = Callable[[Request], None]
 
@@ -95,7 +90,8 @@ class SiteWire:
         """Forget all requests, and drop the replies that nobody took."""
         with self.changed:
             for request in (*self._open.values(), *self._late):
-                request.drop()
+                if request.reply is not None:
+                    request.reply.close()
             self._links.clear()
             self._open.clear()
             self._late.clear()
@@ -127,9 +123,9 @@ class SiteWire:
         """
         with self.changed:
             request = self._open.get(begin.ident)
-            if request is not None and (request.client != client or request.answered):
+            if request is None or request.client != client or request.answered:
+                self._unasked[client] += 1
                 request = None
-            self._unasked[client] += request is None
             most = self._largest if request is None else request.largest
         if begin.size <= most:
             return request
@@ -145,7 +141,7 @@ class SiteWire:
             if request.answered:  # by a connection that was replaced in the meantime
                 self._unasked[request.client] += 1
                 if reply is not None:
-                    reply.drop()
+                    reply.close()
                 return
             request.answered, request.reply = True, reply
             if request.parts is None:

@@ -1,0 +1,204 @@
+"""A private site that is killed at any moment never releases a stage twice, nor spends twice."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgist.core.method import Order
+from fedgist.engines.client_host import ClientHost
+from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.errors import SiteError
+from fedgist.federation import audit_log
+from fedgist.federation.run_plan import Plan, digest_of_recipe, recipe_text
+from fedgist.federation.server_setup import server_context
+from fedgist.federation.site_agent import SiteAgent
+from fedgist.federation.site_file import SiteFile, SiteTable
+from fedgist.federation.site_policy import ReleasePolicy
+from fedgist.federation.site_store import SiteStore
+from fedgist.recipe.resolve import resolve
+from fedgist.runs.round import context, start_server
+from fedgist.world.server_context import ServerContext
+from three_sites import NAMES, parsed, recipe, write_rows
+
+RUN, LIMIT = "0123456789abcdef", 6.0
+ANY_SIZE = 1 << 30
+FORKS = multiprocessing.get_context("fork")
+PRIVATE: dict[str, Any] = {
+    "model": {"name": "mlp", "hidden": [8]},
+    "clients": {"max_rows": 2000},
+    "privacy": {
+        "unit": "record",
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "clip": 1.0,
+        "where": "local",
+        "noise": "system",
+    },
+}
+
+
+def side_of(raw: dict[str, Any]) -> ServerContext:
+    return server_context(resolve(parsed(raw)), NAMES)
+
+
+def plan_of(side: ServerContext, run: str = RUN, **changes: Any) -> dict[str, Any]:
+    text = side.recipe
+    plan = Plan(
+        run=run,
+        recipe=recipe_text(text),
+        digest=digest_of_recipe(text),
+        number=0,
+        names=NAMES,
+        certificate="",
+        last=None,
+        state_lost="refuse",
+    )
+    return plan.model_copy(update=changes).model_dump(mode="json")
+
+
+def request(side: ServerContext, number: int, run: str = RUN) -> bytes:
+    (stage,) = [s for s in side.method.stages(context(side, number, "")) if s]
+    ctx = context(side, number, stage)
+    name = side.clients[0].architectures[0]
+    down = side.method.download(start_server(side), Order(0, name), ctx)
+    header = Header(
+        purpose="train", run=run, round=number, stage=stage, client=0, architecture=name
+    )
+    return seal(header, {"download": down})
+
+
+def site_file(folder: Path, **policy: Any) -> SiteFile:
+    data = {"name": "npz", "path": "berlin.npz"}
+    table = {"data": data, "policy": {"epsilon": LIMIT, **policy}}
+    return SiteFile(folder / "site.toml", SiteTable.model_validate(table))
+
+
+def in_a_process(work: Callable[[], None]) -> int:
+    """Do something in a process of its own; return its exit code."""
+    process = FORKS.Process(target=work)
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def killed(*given: Any, **named: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(function: Callable[..., Any]) -> Callable[..., Any]:
+    def done(*given: Any, **named: Any) -> Any:
+        function(*given, **named)
+        killed()
+
+    return done
+
+
+def stored_reply(function: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(self: SiteStore, state: Any) -> None:
+        function(self, state)
+        if state.answered:
+            killed()
+
+    return keep
+
+
+POINTS: dict[str, tuple[type, str, Callable[[Any], Any]]] = {
+    "before the charge": (ReleasePolicy, "before_training", lambda _: killed),
+    "after the charge": (ReleasePolicy, "before_training", after),
+    "in training": (ClientHost, "train", lambda _: killed),
+    "before the state": (ReleasePolicy, "before_sending", after),
+    "after the state": (SiteStore, "keep", stored_reply),
+    "after sending": (SiteAgent, "answer", lambda function: function),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_site_releases_each_stage_at_most_once(point: str, tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    side = side_of(recipe("fedlog", **PRIVATE))
+    plan, asks, out = plan_of(side), [request(side, n) for n in (1, 2)], tmp_path / "sent"
+    out.mkdir()
+
+    def answer_all(label: str, numbers: tuple[int, ...], kill: str | None) -> Callable[[], None]:
+        def work() -> None:
+            agent = SiteAgent(site_file(tmp_path))
+            agent.prepare(plan)
+            for number in numbers:
+                if kill is not None and number == 2:
+                    owner, name, change = POINTS[kill]
+                    setattr(owner, name, change(getattr(owner, name)))
+                (out / f"{label}-{number}").write_bytes(agent.answer(asks[number - 1]))
+            if kill is not None:
+                killed()
+
+        return work
+
+    assert in_a_process(answer_all("first", (1, 2), point)) == -signal.SIGKILL
+    assert in_a_process(answer_all("again", (1, 2), None)) == 0
+    assert in_a_process(answer_all("third", (2, 2), None)) == 0
+
+    assert (out / "again-1").read_bytes() == (out / "first-1").read_bytes()
+    replies = [p.read_bytes() for p in sorted(out.glob("*-2"))]
+    uploads = {blob for blob in replies if unseal(blob, ANY_SIZE)[0].purpose == "reply"}
+    refusals = {unseal(b, ANY_SIZE)[0].reason for b in replies if b not in uploads}
+    if point in {"before the charge", "after the state", "after sending"}:
+        assert (len(uploads), refusals) == (1, set())  # one release, sent again as it was
+    elif point == "after the charge":  # charged, and not made: the release may still be made, once
+        assert (len(uploads), refusals) == (1, set())
+    else:  # begun: whether it left is not known, so it is not made again
+        assert not uploads
+        assert len(refusals) == 1
+        assert refusals.pop().startswith("the release of round 2 was made")
+    ledger = json.loads((tmp_path / "state/ledger.json").read_text())
+    spent = ledger["accounts"]["data"]["runs"][RUN]
+    assert side.spending is not None
+    assert spent["epsilon"] == pytest.approx(side.spending.epsilon(2))
+    assert spent["round"] == 2
+
+
+@pytest.mark.slow
+def test_the_budget_of_the_data_is_spent_over_runs(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    side = side_of(recipe("fedlog", **PRIVATE))
+    assert side.spending is not None
+    limit = side.spending.epsilon(3) + side.spending.epsilon(1) + 0.01  # a run, and a round
+    for run, last in (("a" * 16, 3), ("b" * 16, 1)):
+        agent = SiteAgent(site_file(tmp_path, epsilon=limit))
+        agent.prepare(plan_of(side, run))
+        for number in range(1, 4):
+            header, _ = unseal(agent.answer(request(side, number, run)), ANY_SIZE)
+            assert header.purpose == ("reply" if number <= last else "refusal"), number
+    assert f"would spend more than this site's epsilon {limit:g}" in header.reason
+    lines = (tmp_path / "state" / audit_log.AUDIT).read_text().splitlines()
+    assert any("refused: round 2 would spend more" in line for line in lines)
+    assert side.spending.epsilon(3) == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_site_that_lost_its_state_does_not_release_a_charged_round_again(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    side = side_of(recipe("fedlog", **PRIVATE))
+    agent = SiteAgent(site_file(tmp_path))
+    agent.prepare(plan_of(side))
+    for number in (1, 2):
+        assert unseal(agent.answer(request(side, number)), ANY_SIZE)[0].purpose == "reply"
+    shutil.rmtree(tmp_path / "state/runs")
+    with pytest.raises(SiteError, match=r"its state in .* is missing"):
+        SiteAgent(site_file(tmp_path)).prepare(plan_of(side, last=(2, 0, "")))
+    again = SiteAgent(site_file(tmp_path))
+    begin = plan_of(side, last=(2, 0, ""), state_lost="begin")
+    assert again.prepare(begin)["began_anew"] is True
+    header, _ = unseal(again.answer(request(side, 2)), ANY_SIZE)
+    assert header.reason.startswith("round 2 was charged before this site lost its state")
+    assert unseal(again.answer(request(side, 3)), ANY_SIZE)[0].purpose == "reply"
