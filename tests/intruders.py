@@ -237,7 +237,7 @@ class Hall:
                 site.ready(self.hello)
                 while (request := site.request()) is not None:
                     if attack is not None and header_of(request[1]).purpose == "train":
-                        attack, first = None, attack
+                        first, attack = attack, None
                         self._noting(first, site, *request)
                     else:
                         site.reply(request[0].ident, self.zeros(request[1]))
