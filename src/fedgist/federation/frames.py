@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from fedgist.engines.envelope import LONGEST_HEADER, header_part
 from fedgist.errors import MessageError
@@ -35,7 +35,10 @@ Note = Mapping[str, object]
 
 def note(content: Note) -> bytes:
     """Return a small JSON object as a frame."""
-    frame = NOTE + json.dumps(content, allow_nan=False).encode()
+    try:
+        frame = NOTE + json.dumps(content, allow_nan=False).encode()
+    except ValueError as error:
+        raise MessageError("a note holds a number that is not finite") from error
     if len(frame) > LARGEST_NOTE:
         raise MessageError(f"a note of {len(frame)} bytes; at most {LARGEST_NOTE} are accepted")
     return frame
@@ -93,7 +96,8 @@ def pieces(parts: Sequence[bytes]) -> Iterator[bytes]:
 class Assembly:
     """An envelope that is being received, in memory or, if it is large, in a file.
 
-    ``folder`` is where files are made. They have no name and vanish with the process.
+    ``folder`` is where files are made. They have no name and vanish with the process. As a context,
+    an assembly is dropped if an exception leaves it.
     """
 
     begin: Begin
@@ -107,6 +111,13 @@ class Assembly:
         with ExitStack() as stack:
             self.file = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder))
             self.open = stack.pop_all()  # until the envelope is taken
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.close()
 
     def add(self, frame: bytes) -> bool:
         """Add a piece; return whether the envelope is complete."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import grpc
 
-from fedgist.errors import FederationError, FedgistError, KitError, MessageError, printable
+from fedgist.errors import FederationError, KitError, MessageError, printable
 from fedgist.federation.certificates import check_server, is_signed, sign
 from fedgist.federation.frames import (
     BEGIN,
@@ -167,7 +167,7 @@ class _Session:
         """Return the site's hello; if it cannot prepare, tell the server so, and raise."""
         try:
             return note(self.agent.prepare(plan))
-        except FedgistError as error:
+        except Exception as error:
             kept = {key: plan.get(key) for key in ("run", "digest", "number")}
             self.outgoing.put(note({**kept, "refused": type(error).__name__}))
             with contextlib.suppress(grpc.RpcError):
@@ -176,7 +176,7 @@ class _Session:
 
     def _certificate(self, plan: Note) -> bytes:
         """Return the server's certificate, with which it signs, after its check by the root."""
-        certificate = str(plan.get("certificate", "")).encode()
+        certificate = str(plan.get("certificate", "")).encode(errors="replace")
         try:
             check_server(certificate, self.kit.root, split_address(self.kit.address)[0])
         except KitError as error:
@@ -188,9 +188,10 @@ class _Session:
         begin = read_begin(frame)
         if begin.size > (most := self.agent.largest()):
             raise MessageError(f"a request of {begin.size} bytes; at most {most} are accepted")
-        assembly, complete = Assembly(begin), not begin.size
-        while not complete:
-            complete = assembly.add(next(frames))
+        complete = not begin.size
+        with Assembly(begin) as assembly:
+            while not complete:
+                complete = assembly.add(next(frames))
         envelope = assembly.take()
         if not is_signed(server, signed_bytes(TO_SITE, begin.ident, envelope), begin.signature):
             raise MessageError("a request is not signed by the server")
