@@ -116,6 +116,7 @@ class StatusBoard:
     attempt: int = 1
     waiting_for: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def saw(self, number: int, state: str, text: str = "") -> None:
         """Take note of a site's state."""
@@ -144,5 +145,7 @@ class StatusBoard:
             }
 
     def write(self) -> None:
-        """Write the state into the run directory."""
-        files.write(self.folder / STATUS, json.dumps(self.plain()) + "\n")
+        """Write the state into the run directory. Rounds and sites do so from two threads."""
+        with self.writing:
+            text = json.dumps(self.plain()) + "\n"
+            files.write(self.folder / STATUS, text, durable=False)  # only a view
