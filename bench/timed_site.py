@@ -1,6 +1,6 @@
 """Run fedgist's command line, and add the seconds of each training and scoring to a file.
 
-    python bench/timed_site.py TIMES.jsonl ARGUMENTS...
+python bench/timed_site.py TIMES.jsonl ARGUMENTS...
 """
 
 from __future__ import annotations
