@@ -25,9 +25,7 @@ def room_for(path: Path) -> Iterator[None]:
         raise DiskFullError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def write(
-    path: Path, content: bytes | str, *, private: bool = False, durable: bool = True
-) -> None:
+def write(path: Path, content: bytes | str, *, private: bool = False, durable: bool = True) -> None:
     """Write to a temporary file in the folder of ``path``, flush it to the disk, and rename it.
 
     A device or a pipe is written to directly, and a link is followed. Only the owner can read a
