@@ -18,7 +18,7 @@ from fedgist.federation.certificates import Identity, expiry_note
 from fedgist.federation.frames import Note
 from fedgist.federation.grpc_server import GrpcServer
 from fedgist.federation.kits import Kit
-from fedgist.federation.recipe_check import check_stated
+from fedgist.federation.recipe_check import as_federated, check_stated
 from fedgist.federation.roster import ROSTER, Roster, read_roster
 from fedgist.federation.run_plan import (
     Greeting,
@@ -275,7 +275,8 @@ def _cut_participants(folder: Path, last: int) -> None:
 
 def _side(recipe: Recipe, state: RunStateFile, observer: Observer) -> ServerContext:
     """Return the server's context, with the method checked as before a simulation."""
-    setup = resolve(recipe.changed({"engine.checkpoint_every": 1}), Overrides())
+    saved_often = as_federated(recipe).changed({"engine.checkpoint_every": 1})
+    setup = resolve(saved_often, Overrides())
     side = server_context(setup, state.state.names, observer.note)
     notes = list(side.notes)
     if setup.private_width is None:  # an outline has no body to try the method on
