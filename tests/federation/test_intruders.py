@@ -37,7 +37,7 @@ from fedgist.federation.grpc_options import COMMANDS
 from fedgist.federation.grpc_site import command
 from fedgist.federation.kits import Kit, read_kit
 from fedgist.federation.roster import ROSTER, read_roster
-from intruders import ANY, Attack, Hall, Peer, hall, make_kits, peer, site_kit, wait_until
+from intruders import ANY, Attack, Hall, Peer, hall, issued, make_kits, peer, site_kit, wait_until
 from three_sites import NAMES
 
 PERMISSION_DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -95,20 +95,6 @@ def test_a_site_of_another_root_is_refused(ours: Hall, foreign: Path) -> None:
     assert_unaffected(ours)
 
 
-def issued(kits: Path, role: Any, name: str, **how: Any) -> Kit:
-    """Return a kit with a certificate by the federation's own root, which no roster lists."""
-    key = certificates.make_key()
-    request = certificates.make_request(key, name)
-    authority = kits / "authority"
-    root_key, root = (
-        (authority / "root-key.pem").read_bytes(),
-        (authority / "root.pem").read_bytes(),
-    )
-    given = {"days": 90} | how
-    signed = certificates.issue(root_key, root, request, role, name, **given)
-    return replace(site_kit(kits, "berlin"), name=name, key=key, certificate=signed)
-
-
 def test_a_name_that_is_not_listed_is_refused(ours: Hall, kits: Path) -> None:
     error = refused(ours.port, issued(kits, "site", "mallory"))
     assert error.code() is PERMISSION_DENIED
@@ -148,7 +134,7 @@ def test_a_revoked_site_is_cut_while_it_is_connected(tmp_path: Path) -> None:
         provision.revoke(serial_text(serial), kits)
         began = time.monotonic()
         error = berlin.refusal()
-        assert time.monotonic() - began < 10.0  # about a second; a busy machine takes longer
+        assert time.monotonic() - began < 30.0  # one second; a busy machine takes longer
         assert error.code() is PERMISSION_DENIED
         reason = f"its certificate (serial {serial_text(serial)}) was revoked"
         assert error.details() == reason
