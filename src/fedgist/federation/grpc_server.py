@@ -153,8 +153,14 @@ class GrpcServer:
 
     def close(self) -> None:
         """Close the port and all streams."""
+
+        async def stop() -> None:
+            for link in self.links.values():
+                link.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
+            await self.server.stop(STOP_S)
+
         if self.thread.is_alive():
-            self._run(self.server.stop(STOP_S))
+            self._run(stop())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
 
