@@ -347,7 +347,7 @@ Script = Callable[[Iterator[bytes]], Iterator[bytes]]
 
 
 @contextlib.contextmanager
-def fake_server(identity: Kit, root: bytes, script: Script) -> Iterator[int]:
+def fake_server(identity: Kit, root: bytes, script: Script, port: int = 0) -> Iterator[int]:
     """A server that is not the federation's: it has some certificate, and follows a script."""
     handler = grpc.stream_stream_rpc_method_handler(lambda frames, _: script(frames))
     server = grpc.server(futures.ThreadPoolExecutor(4), options=OPTIONS)
@@ -356,9 +356,9 @@ def fake_server(identity: Kit, root: bytes, script: Script) -> Iterator[int]:
     )
     pairs = [(identity.key, identity.certificate)]
     secured = grpc.ssl_server_credentials(pairs, root, require_client_auth=True)
-    port: int = server.add_secure_port("127.0.0.1:0", secured)
+    bound: int = server.add_secure_port(f"127.0.0.1:{port}", secured)
     server.start()
     try:
-        yield port
+        yield bound
     finally:
         server.stop(None).wait()

@@ -218,6 +218,21 @@ def test_two_answers_at_once_count_once(wire: SiteWire) -> None:
     assert wire.unasked() == {0: 1}
 
 
+def test_a_site_that_is_shut_out_is_not_waited_for(wire: SiteWire) -> None:
+    site, other = Site(wire, 0).join(), Site(wire, 1, b"b").join()
+
+    def shut_out() -> None:
+        while not site.requests:
+            pass
+        wire.give_up(0)
+
+    thread = at_once(shut_out)
+    assert exchanged(wire, 0, 1, deadline_s=None) == [(1, b"b")]
+    thread.join()
+    assert len(other.requests) == 1
+    assert Site(wire, 0).join().requests == []
+
+
 def test_a_reply_that_is_too_large_counts_as_answered_without_bytes(wire: SiteWire) -> None:
     site = Site(wire, 0).join()
 
