@@ -132,6 +132,11 @@ class SiteDesk:
         if number in self.board.sites:
             self.board.saw(number, state, text)
 
+    def moved(self, number: int, *, sent: int = 0, received: int = 0) -> None:
+        """Take note of a request to a site, or of its reply."""
+        if number in self.board.sites:
+            self.board.moved(number, sent, received)
+
     def command(self, name: str, identity: Identity) -> Note:
         """Do what an administrator asked for."""
         LOG.info("%s asked for %s", identity.name, name)
