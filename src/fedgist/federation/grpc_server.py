@@ -341,6 +341,7 @@ class GrpcServer:
             reason = self.desk.why_refused(link.identity)
         LOG.warning("the stream of %s is cut: %s", link.identity.name, reason)
         self.desk.saw(link.number, "revoked", reason)
+        self.wire.give_up(link.number)
         link.end(grpc.StatusCode.PERMISSION_DENIED, reason)
         await asyncio.sleep(STOP_S)
 
