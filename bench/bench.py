@@ -33,6 +33,7 @@ from fedgist.methods.common.conjugate_head import gradient_head, log_posterior, 
 
 sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders
+from network import NETWORK_LIMITS, federation
 from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, NOISE_LIMITS, noise, privacy
 from relay import LATER, relay
@@ -76,6 +77,7 @@ LIMITS = {
     ROUND: 1.3,
     MEMORY: 100.0,
     PEAK: 2147.0,  # two GiB
+    **NETWORK_LIMITS,
 }
 
 
@@ -98,13 +100,7 @@ def main() -> None:
     for part in args.only:
         figures |= PARTS[part](args.repeats)
     for key, value in figures.items():
-        goal = (
-            f"  (at least {TARGETS[key]})"
-            if key in TARGETS
-            else f"  (at most {LIMITS[key]})"
-            if key in LIMITS
-            else ""
-        )
+        goal = goal_of(key, value)
         print(
             f"{key:44s} {value:.3f}{goal}"
             if isinstance(value, float)
@@ -113,6 +109,15 @@ def main() -> None:
     if args.out:
         args.out.write_text(json.dumps(figures, indent=2) + "\n")
         print(f"written to {args.out}")
+
+
+def goal_of(key: str, value: Any) -> str:
+    """Return what a figure should be, and whether it is; nothing for a figure without a goal."""
+    if key in TARGETS:
+        return f"  (at least {TARGETS[key]}: {'pass' if value >= TARGETS[key] else 'MISS'})"
+    if key in LIMITS:
+        return f"  (at most {LIMITS[key]}: {'pass' if value <= LIMITS[key] else 'MISS'})"
+    return ""
 
 
 def times(work: Workload, repeats: int) -> dict[str, float]:
@@ -341,6 +346,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "relay": relay,
     "pools": pools,
     "encoders": encoders,
+    "federation": federation,
 }
 
 

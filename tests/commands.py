@@ -93,6 +93,16 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None if it has not ended."""
+        return self._process.exitcode
+
+    def printed(self) -> str:
+        """Return what it has printed so far."""
+        paths = [self._said / name for name in (OUT, ERR)]
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
     def end(self) -> subprocess.CompletedProcess[str]:
         """Wait for its end, and return its exit code and what it said."""
         self._process.join(HANG_S)

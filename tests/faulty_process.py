@@ -1,13 +1,9 @@
-"""Run fedgist's command line in a process that kills itself once, at a chosen point of its work.
-
-    python tests/faulty_process.py POINT ROUND MARKER ARGUMENTS...
-
-The process is killed as by ``kill -9`` when it reaches POINT in round ROUND for the first time. It
-then makes the file MARKER, and a process that has this file is not killed again.
-"""
+"""fedgist's command line in a process that kills itself once, at a chosen point of its work."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -15,40 +11,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedgist.cli.main import main
-from fedgist.engines.client_host import ClientHost
-from fedgist.runs.round import Federation
+NAMESPACE, NEW_NETWORK = "TEST_NETWORK_NAMESPACE", 0x40000000  # CLONE_NEWNET
+#: What kills a process, by name: a module, a class in it, a function of the class.
+POINTS = {
+    "site training": ("fedgist.engines.client_host", "ClientHost", "train"),
+    "server updating": ("fedgist.runs.round", "Federation", "_update"),
+}
 
 
-def killing(function: Callable[..., Any], applies: Callable[..., bool], marker: Path) -> Any:
-    """Return a function that kills the process instead of being called, the first time."""
+def run(words: list[str]) -> None:
+    """Run fedgist with the words after the first three: a point, a round, a marker.
+
+    The process is killed as by ``kill -9`` when it reaches the point in this round. It makes the
+    file called as the marker before, and a process that has this file is not killed.
+    """
+    if space := os.environ.get(NAMESPACE):
+        enter(space)
+    point, number, marker, *sys.argv[1:] = words
+    sys.argv[0] = "fedgist"
+    if point:
+        module, owner, name = POINTS[point]
+        kind = getattr(importlib.import_module(module), owner)
+        setattr(kind, name, killing(getattr(kind, name), int(number), Path(marker)))
+    importlib.import_module("fedgist.cli.main").main()
+
+
+def enter(space: str) -> None:
+    """Move this process into a network namespace."""
+    with Path("/run/netns", space).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def killing(function: Callable[..., Any], number: int, marker: Path) -> Callable[..., Any]:
+    """Return a function that kills the process in a round, instead of being called."""
 
     def killed(*given: Any, **named: Any) -> Any:
-        if applies(*given) and not marker.exists():
+        rounds = [getattr(value, "round", None) for value in given[1:]]
+        if number in rounds and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*given, **named)
 
     return killed
-
-
-def prepare(point: str, number: int, marker: Path) -> None:
-    """Replace the function of a point by one that kills."""
-    if point == "site training":
-        ClientHost.train = killing(  # type: ignore[method-assign]
-            ClientHost.train,
-            lambda _, sent: sent.round == number,
-            marker,
-        )
-    elif point == "server updating":
-        Federation._update = killing(  # type: ignore[method-assign]
-            Federation._update, lambda _, replies, ctx, record: ctx.round == number, marker
-        )
-    else:
-        raise ValueError(point)
-
-
-if __name__ == "__main__":
-    sys.argv, (place, at, mark) = ["fedgist", *sys.argv[4:]], sys.argv[1:4]
-    prepare(place, int(at), Path(mark))
-    main()

@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +15,10 @@ from typing import Any
 import pytest
 import tomli_w
 
+import faulty_process as faulty
+from commands import Command, wait_until
 from fedgist.federation import provision
 from three_sites import NAMES, write_rows
-
-HUNG_S = 120.0  # a busy machine needs a multiple of a quiet one's time
-FAULTY = Path(__file__).with_name("faulty_process.py")
 
 
 def free_port() -> int:
@@ -39,20 +34,23 @@ class RealFederation:
 
     folder: Path
     names: Sequence[str] = NAMES
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    host: str = "127.0.0.1"  # where the server listens
+    spaces: Mapping[str, str] = field(default_factory=dict)  # network namespaces by process
+    images: bool = False
+    processes: dict[str, Command] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.port = free_port()
         table = {
             "name": "test",
-            "server": f"localhost:{self.port}",
+            "server": f"{self.host}:{self.port}",
             "administrators": ["anna"],
             "sites": list(self.names),
             "keys": "central",
         }
         (self.folder / "federation.toml").write_text(tomli_w.dumps(table))
         provision.provision(self.folder / "federation.toml", self.folder / "kits")
-        write_rows(self.folder)
+        write_rows(self.folder, images=self.images)
         for name in self.names:
             self.write_site(name)
 
@@ -73,7 +71,7 @@ class RealFederation:
     def start_server(self, *, dies: tuple[str, int] | None = None) -> None:
         """Start the server; ``dies`` says where it kills itself."""
         kit, recipe = self.folder / "kits/server", self.folder / "recipe.toml"
-        listen = f"127.0.0.1:{self.port}"
+        listen = f"{self.host}:{self.port}"
         self._start("server", dies, "server", kit, recipe, "--out", self.run, "--listen", listen)
 
     def start_site(self, name: str, *, dies: tuple[str, int] | None = None, **env: str) -> None:
@@ -82,35 +80,32 @@ class RealFederation:
         self._start(name, dies, "site", kit, "--config", table, **env)
 
     def _start(self, label: str, dies: tuple[str, int] | None, *what: object, **env: str) -> None:
-        marker = self.folder / f"{label}-died"
-        program = ["-m", "fedgist.cli"]
-        if dies is not None:
-            program = [str(FAULTY), dies[0], str(dies[1]), str(marker)]
-        with (self.folder / f"{label}.out").open("ab") as out:
-            self.processes[label] = subprocess.Popen(
-                [sys.executable, *program, *map(str, what)],
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"} | env,
-                start_new_session=True,
-            )
+        point, number = dies or ("", 0)
+        words = [point, number, self.folder / f"{label}-died", *what]
+        texts = [str(word) for word in words]
+        env = {"NO_COLOR": "1", faulty.NAMESPACE: self.spaces.get(label, ""), **env}
+        self.processes[label] = Command(texts, self.folder, env, faulty.run)
 
     def kill(self, label: str) -> None:
         """Kill a process as by ``kill -9``."""
-        self.processes[label].kill()
-        self.processes[label].wait(HUNG_S)
+        self.processes[label].signal(signal.SIGKILL)
+        self.wait_killed(label)
 
     def wait_killed(self, label: str) -> None:
-        """Wait until a process has killed itself."""
-        assert self.processes[label].wait(HUNG_S) == -signal.SIGKILL, self.output(label)
+        """Wait until a process has been killed."""
+        self.wait_end(label, -signal.SIGKILL)
 
-    def wait_end(self, label: str, code: int = 0) -> None:
-        """Wait until a process has ended with this exit code."""
-        assert self.processes[label].wait(HUNG_S) == code, self.output(label)
+    def wait_end(self, label: str, code: int = 0) -> str:
+        """Wait until a process has ended with this exit code; return what it printed."""
+        process = self.processes[label]
+        self.wait_for(lambda: not process.runs, but=label)
+        done = self.processes.pop(label).end()
+        assert done.returncode == code, f"{label}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
 
     def output(self, label: str) -> str:
-        """Return what a process has printed."""
-        return (self.folder / f"{label}.out").read_text(errors="replace")
+        """Return what a running process has printed."""
+        return self.processes[label].printed()
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the lines of the rounds so far."""
@@ -132,45 +127,53 @@ class RealFederation:
                 out.setdefault(int(row["round"]), set()).add(int(row["client"]))
         return out
 
-    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until a condition holds."""
-        end = time.monotonic() + HUNG_S
-        while not condition():
-            if time.monotonic() > end:
-                outputs = {label: self.output(label)[-2000:] for label in self.processes}
-                raise AssertionError(f"waited in vain until {what}: {outputs}")
-            time.sleep(0.05)
+    def wait_for(self, condition: Callable[[], bool], *, but: str = "") -> None:
+        """Wait until a condition holds; no process may fail meanwhile, but the one named."""
+
+        def holds() -> bool:
+            ended = [label for label, p in self.processes.items() if label != but and not p.runs]
+            dead = [label for label in ended if self.processes[label].code]
+            assert condition() or not dead, {label: self.output(label) for label in dead}
+            return condition()
+
+        wait_until(holds)
 
     def wait_round(self, number: int) -> None:
         """Wait until a round is in the record."""
-        self.wait_for(lambda: any(r["round"] >= number for r in self.rounds()), f"round {number}")
+        self.wait_for(lambda: any(line["round"] >= number for line in self.rounds()))
 
     def close(self) -> None:
         """Kill all processes."""
         for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(HUNG_S)
+            process.signal(signal.SIGKILL)
+        for process in self.processes.values():
+            process.end()
 
 
 @contextlib.contextmanager
-def real_federation(folder: Path) -> Iterator[RealFederation]:
+def real_federation(folder: Path, **how: Any) -> Iterator[RealFederation]:
     """A federation of real processes, none of which is left behind."""
-    made = RealFederation(folder)
+    made = RealFederation(folder, **how)
     try:
         yield made
     finally:
         made.close()
 
 
-def compare(lines: list[dict[str, Any]], expected: list[dict[str, Any]], **far: float) -> None:
+def compare(
+    lines: list[dict[str, Any]],
+    expected: list[dict[str, Any]],
+    *,
+    loss: float = 1e-4,
+    columns: tuple[str, ...] = ("eval/client", "train/", "comm/", "server/"),
+) -> None:
     """Compare the columns that a federation and a simulation share: each round once."""
     assert [line["round"] for line in lines] == [line["round"] for line in expected]
     for ours, theirs in zip(lines, expected, strict=True):
-        shared = [n for n in theirs if n.startswith(("eval/client", "train/", "comm/", "server/"))]
+        shared = [n for n in theirs if n.startswith(columns)]
         # probes need the server's rows
         shared = [n for n in shared if "probe" not in n and not isinstance(theirs[n], list)]
         assert shared
         for name in shared:
-            tolerance = far.get("loss", 1e-4) if "loss" in name else far.get("other", 1e-5)
+            tolerance = loss if "loss" in name else 1e-5
             assert ours[name] == pytest.approx(theirs[name], abs=tolerance), (name, ours["round"])

@@ -67,13 +67,13 @@ def write_rows(folder: Path, *, images: bool = False) -> None:
     np.savez(folder / "public.npz", x=public.numpy(), y=labels, x_test=few, y_test=some)
 
 
-def recipe(method: str, rounds: int = 3, **sections: Any) -> dict[str, Any]:
+def recipe(name: str, rounds: int = 3, **sections: Any) -> dict[str, Any]:
     """Return a federation's recipe: architectures where heads are shared, else one model."""
     raw: dict[str, Any] = {
         "seed": SEED,
         "data": {"classes": CLASSES, "mean": [MEAN], "std": [STD]},
         "facts": FACTS,
-        "method": {"name": method},
+        "method": {"name": name},
         "train": {
             "num_rounds": rounds,
             "local_epochs": 1,
@@ -84,7 +84,8 @@ def recipe(method: str, rounds: int = 3, **sections: Any) -> dict[str, Any]:
         "engine": {"workers": 1, "server_threads": 1},
     }
     for key, value in sections.items():
-        raw[key] = {**raw[key], **value} if isinstance(raw.get(key), dict) else value
+        both = isinstance(raw.get(key), dict) and isinstance(value, dict)
+        raw[key] = {**raw[key], **value} if both else value
     return raw
 
 

@@ -83,14 +83,14 @@ def test_a_kill_between_two_writes_leaves_a_state_that_was(
     kept.keep(before)
     count = 0
 
+    write = atomic_files.write
+
     def killed(path: Path, content: Any, **how: Any) -> None:
         nonlocal count
         count += 1
         if count > writes:
             raise KeyboardInterrupt
-        atomic_files._replace(
-            path, content if isinstance(content, bytes) else content.encode(), private=False
-        )
+        write(path, content, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "write", killed)

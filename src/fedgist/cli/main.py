@@ -24,6 +24,7 @@ from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.errors import (
     DiskFullError,
+    FederationError,
     Interrupted,
     JobsError,
     RecipeError,
@@ -75,7 +76,7 @@ def main() -> None:
         _fail(f"error: {error}{again}", 1)
     except ValueError as error:
         _fail(f"error: {error}", 1 if isinstance(error, SealError) else 2)
-    except (OSError, WorkerError, JobsError) as error:
+    except (OSError, FederationError, WorkerError, JobsError) as error:
         _fail(f"error: {error}", 1)
     except (MemoryError, RuntimeError) as error:
         if (lacking := exhausted(error)) is None:

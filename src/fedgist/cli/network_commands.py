@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +12,9 @@ import typer
 from rich.table import Table
 
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.cli.shared_options import FEDERATE, SettingsOption, app
+from fedgist.cli.shared_options import FEDERATE, SettingsOption, app, same_command
 from fedgist.data.sources.optional_packages import need
-from fedgist.errors import InputError
+from fedgist.errors import InputError, Interrupted, Stopped
 from fedgist.report.federation_state import FederationState
 from fedgist.report.formatting import duration
 from fedgist.report.terminal import console, words
@@ -64,10 +66,8 @@ def server(
     _check_role(opened.role, "server", kit)
     host = listen or f"0.0.0.0:{split_address(opened.address)[1]}"  # sites dial in
     parsed = read(find_recipe(recipe), settings or [])
-    with (
-        logging_to(out / "server.log"),
-        observing(console(), quiet=quiet, as_json=False) as observer,
-    ):
+    shown = observing(console(), quiet=quiet, as_json=False)
+    with logging_to(out / "server.log"), _naming_this_command(), shown as observer:
         serve(opened, parsed, out, observer, host)
 
 
@@ -122,7 +122,7 @@ def site(
         return
     opened = read_kit(kit)
     _check_role(opened.role, "site", kit)
-    with logging_to(table.state_folder / "site.log"):
+    with logging_to(table.state_folder / "site.log"), _naming_this_command():
         take_part(opened, table, lambda text: console(soft_wrap=True).print(words(text)))
 
 
@@ -189,7 +189,16 @@ def _need(name: str) -> None:
 
 def _check_role(role: str, expected: str, kit: Path) -> None:
     if role != expected:
-        raise InputError(f"{kit} is the kit of a {role}, and a kit of a {expected} is needed")
+        raise InputError(f"{kit} is a kit for the role {role}, and one for {expected} is needed")
+
+
+@contextlib.contextmanager
+def _naming_this_command() -> Iterator[None]:
+    """If the user stops the process, name the command that goes on: the same one."""
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt) as stopped:
+        raise Interrupted(f"stopped; go on with: {same_command()}") from stopped
 
 
 def _print(sentences: list[str]) -> None:

@@ -295,11 +295,11 @@ def _refuse_array(
         return f"{name} is {_short(array.dtype)}, not {_short(dtype)}"
     if tuple(array.shape) != shape:
         return f"{name} has shape {list(array.shape)}, not {list(shape)}"
+    if can_be_summed(array, terms):
+        return None
     if not is_finite(array):
         return f"{name} is not finite"
-    if not can_be_summed(array, terms):
-        return f"{name} holds a number of which the sum over {terms} clients would not be finite"
-    return None
+    return f"{name} holds a number of which the sum over {terms} clients would not be finite"
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -339,7 +339,9 @@ class Site:
         assert request.split is not None  # checked with the download
         tables = self.host.score(self._sent(request, down), request.split)
         messages = {f"score-{model}": score_of(table) for model, table in tables.items()}
-        return seal(request.model_copy(update={"purpose": "reply"}), messages)
+        reply = seal(request.model_copy(update={"purpose": "reply"}), messages)
+        self.consent.before_sending(request, reply)
+        return reply
 
     def _sent(self, request: Header, down: Tree) -> SentCohort:
         ids = (self.client.id,)

@@ -13,7 +13,7 @@ from fedgist.core import random
 from fedgist.engines.method_check import check_loss_settings, check_method
 from fedgist.engines.remote_engine import Patience, RemoteEngine
 from fedgist.engines.worker_pool import default_workers
-from fedgist.errors import FederationError, KitError, RecipeError
+from fedgist.errors import FederationError, KitError, RecipeError, Stopped
 from fedgist.federation.certificates import Identity, expiry_note
 from fedgist.federation.frames import Note
 from fedgist.federation.grpc_server import GrpcServer
@@ -88,6 +88,7 @@ class SiteDesk:
     certificate: bytes
     stop: threading.Event
     plans: dict[int, Plan] = field(default_factory=dict)
+    stopped_by: str = ""  # an administrator
 
     def why_refused(self, identity: Identity) -> str | None:
         """Return why a certificate is not accepted; None if it is."""
@@ -135,6 +136,7 @@ class SiteDesk:
         """Do what an administrator asked for."""
         LOG.info("%s asked for %s", identity.name, name)
         if name == "Stop":
+            self.stopped_by = identity.name
             self.stop.set()
         return {**self.board.plain(), "stopping": self.stop.is_set()}
 
@@ -181,6 +183,7 @@ def serve(
 class _Run:
     """The parts of a running federation."""
 
+    desk: SiteDesk
     side: ServerContext
     engine: SitesEngine
     server: GrpcServer
@@ -233,7 +236,7 @@ def _run_of(
     side = replace(side, online=engine.online)
     desk = SiteDesk(side, state, board, roster, kit.certificate, stop)
     server = GrpcServer(kit, "", desk, wire, state.folder)
-    return _Run(side, engine, server, state, board)
+    return _Run(desk, side, engine, server, state, board)
 
 
 def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:
@@ -249,6 +252,10 @@ def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:
             stop=run.engine.stop,
         )
         run.server.end("the run has ended")
+    except Stopped:
+        if not run.desk.stopped_by:
+            raise
+        observer.note(f"stopped by {run.desk.stopped_by}; the same command goes on with this run")
     finally:
         run.server.close()
 

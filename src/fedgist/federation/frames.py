@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from fedgist.engines.envelope import LONGEST_HEADER, header_part
 from fedgist.errors import MessageError
@@ -27,7 +27,7 @@ LARGEST_NOTE = 4 << 20  # bytes; a recipe is a note
 LARGEST_FRAME = LARGEST_NOTE + 1  # bytes of any frame
 ID_BYTES, SIZE_BYTES, LARGEST_SIGNATURE = 16, 8, 512
 LONGEST_BEGINNING = 2 * LONGEST_HEADER
-IN_MEMORY = 8 << 20  # bytes of an unfinished envelope; more go to a file without a name
+IN_MEMORY = 1 << 20  # bytes of an unfinished envelope; with a folder, more go to a file
 TO_SITE, TO_SERVER = b"fedgist request ", b"fedgist reply "
 
 Note = Mapping[str, object]
@@ -35,7 +35,10 @@ Note = Mapping[str, object]
 
 def note(content: Note) -> bytes:
     """Return a small JSON object as a frame."""
-    frame = NOTE + json.dumps(content, allow_nan=False).encode()
+    try:
+        frame = NOTE + json.dumps(content, allow_nan=False).encode()
+    except ValueError as error:
+        raise MessageError("a note holds a number that is not finite") from error
     if len(frame) > LARGEST_NOTE:
         raise MessageError(f"a note of {len(frame)} bytes; at most {LARGEST_NOTE} are accepted")
     return frame
@@ -86,14 +89,16 @@ def pieces(parts: Sequence[bytes]) -> Iterator[bytes]:
     for part in parts:
         view = memoryview(part)
         for start in range(0, len(view), PIECE_BYTES):
-            yield PIECE + bytes(view[start : start + PIECE_BYTES])
+            yield b"".join((PIECE, view[start : start + PIECE_BYTES]))
 
 
 @dataclass
 class Assembly:
-    """An envelope that is being received, in memory or, if it is large, in a file.
+    """An envelope that is being received.
 
-    ``folder`` is where files are made. They have no name and vanish with the process.
+    It is kept in memory. With a ``folder``, a large envelope is kept in a file there, because many
+    of them may arrive at once. The file has no name and vanishes with the process. As a context, an
+    assembly is dropped if an exception leaves it.
     """
 
     begin: Begin
@@ -103,10 +108,17 @@ class Assembly:
     open: ExitStack = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        folder = None if self.folder is None else str(self.folder)
+        most, folder = (0, None) if self.folder is None else (IN_MEMORY, str(self.folder))
         with ExitStack() as stack:
-            self.file = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder))
+            self.file = stack.enter_context(tempfile.SpooledTemporaryFile(most, dir=folder))
             self.open = stack.pop_all()  # until the envelope is taken
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.close()
 
     def add(self, frame: bytes) -> bool:
         """Add a piece; return whether the envelope is complete."""
@@ -115,7 +127,7 @@ class Assembly:
         self.received += len(frame) - 1
         if self.received > self.begin.size or len(frame) - 1 > PIECE_BYTES:
             raise MessageError("the pieces are larger than was announced")
-        self.file.write(frame[1:])
+        self.file.write(memoryview(frame)[1:])
         return self.received == self.begin.size
 
     def beginning(self) -> bytes:

@@ -45,6 +45,7 @@ from fedgist.federation.site_wire import Request, SiteWire
 
 GREETING_S = 30.0  # within this time a new stream says which process it is of
 LOOK_S = 1.0  # between looks at the roster
+LONGEST_REASON = 500  # characters
 STOP_S = 2.0  # that streams have to end
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -91,10 +92,14 @@ class Link:
 
 
 class RefusedError(Exception):
-    """A connection is refused, with a status and a reason for the other side."""
+    """A connection is refused, with a status and a reason for the other side.
+
+    The reason may repeat what the other side sent, so it becomes one short line.
+    """
 
     def __init__(self, status: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
+        line = printable(reason)
+        super().__init__(line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}...")
         self.status = status
 
 
@@ -148,8 +153,14 @@ class GrpcServer:
 
     def close(self) -> None:
         """Close the port and all streams."""
+
+        async def stop() -> None:
+            for link in self.links.values():
+                link.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
+            await self.server.stop(STOP_S)
+
         if self.thread.is_alive():
-            self._run(self.server.stop(STOP_S))
+            self._run(stop())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
 
@@ -243,30 +254,36 @@ class GrpcServer:
             reason = f"no greeting within {GREETING_S:g} seconds"
             raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from error
         except (FedgistError, TypeError) as error:
-            self._refused(identity, error)
-            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            raise self._refused(identity, error, grpc.StatusCode.FAILED_PRECONDITION) from error
         link = Link(identity, number, certificate, process)
         if (older := self.links.get(number)) is not None:
             other = "this kit is in use by another process, which connected later"
-            same = older.process == process
-            status = grpc.StatusCode.UNAVAILABLE if same else grpc.StatusCode.ALREADY_EXISTS
-            older.end(status, "" if same else other)
+            if older.process == process:  # it connected again
+                older.end(grpc.StatusCode.UNAVAILABLE, "")
+            else:
+                LOG.warning("site %s: a later process with its kit takes over", identity.name)
+                older.end(grpc.StatusCode.ALREADY_EXISTS, other)
         self.links[number] = link
         self.desk.saw(number, "preparing")
-        await stream.write(plan)
+        link.outgoing.put_nowait(plan)
         return link
 
-    def _refused(self, identity: Identity, error: Exception) -> None:
-        LOG.warning("site %s was refused: %s", identity.name, error)
-        self.desk.saw(self.desk.number_of(identity), "refused", printable(str(error)))
+    def _refused(
+        self, identity: Identity, error: Exception, status: grpc.StatusCode
+    ) -> RefusedError:
+        """Record why a site is refused; return the exception that ends its stream."""
+        refused = RefusedError(status, str(error))
+        LOG.warning("site %s was refused: %s", identity.name, refused)
+        self.desk.saw(self.desk.number_of(identity), "refused", str(refused))
+        return refused
 
     async def _receive(self, link: Link, send: Callable[[Request], None], stream: Stream) -> None:
         """Read a site's hello, then its replies."""
         try:
             self.desk.judge(link.number, read_note(_frame(await stream.read())))
         except FedgistError as error:
-            self._refused(link.identity, error)
-            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            status = grpc.StatusCode.FAILED_PRECONDITION
+            raise self._refused(link.identity, error, status) from error
         await stream.write(note({"ready": True}))
         self.desk.saw(link.number, "ready")
         self.wire.join(link.number, send)
@@ -274,9 +291,7 @@ class GrpcServer:
             while True:
                 await self._reply(link, stream)
         except MessageError as error:
-            LOG.warning("a reply of %s was refused: %s", link.identity.name, error)
-            self.desk.saw(link.number, "refused", str(error))
-            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+            raise self._refused(link.identity, error, grpc.StatusCode.INVALID_ARGUMENT) from error
 
     async def _reply(self, link: Link, stream: Stream) -> None:
         """Read one reply, and hand it to the wire if it was asked for and is signed."""
@@ -287,14 +302,11 @@ class GrpcServer:
             while left > 0:
                 left -= len(_frame(await stream.read())) - 1
             return
-        assembly, complete = Assembly(begin, self.folder), not begin.size
-        try:
+        complete = not begin.size
+        with Assembly(begin, self.folder) as assembly:
             while not complete:
                 complete = assembly.add(_frame(await stream.read()))
             self._check_signature(link, begin, assembly)
-        except BaseException:
-            assembly.close()
-            raise
         self.wire.complete(request, assembly)
 
     def _check_signature(self, link: Link, begin: Begin, assembly: Assembly) -> None:

@@ -11,13 +11,14 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import grpc
 
-from fedgist.errors import FederationError, FedgistError, KitError, MessageError, printable
+from fedgist.errors import FederationError, KitError, MessageError, printable
 from fedgist.federation.certificates import check_server, is_signed, sign
 from fedgist.federation.frames import (
     BEGIN,
@@ -135,20 +136,20 @@ class _Session:
     def __init__(self, connection: Connection) -> None:
         self.kit, self.agent = connection.kit, connection.agent
         self.process = connection.process
-        self.outgoing: queue.Queue[bytes | None] = queue.Queue()
+        self.outgoing: queue.Queue[Iterable[bytes] | None] = queue.Queue()  # frames
         self.was_ready = False
 
     def talk(self, channel: grpc.Channel) -> str | None:
         """Talk until the stream ends; return the server's last words if the run has ended."""
         greeting = Greeting(process=self.process, versions=Versions.own())
-        self.outgoing.put(note(greeting.model_dump()))
+        self.outgoing.put([note(greeting.model_dump())])
         frames: Iterator[bytes] = channel.stream_stream(method_name(STREAM))(
-            iter(self.outgoing.get, None), wait_for_ready=False
+            chain.from_iterable(iter(self.outgoing.get, None)), wait_for_ready=False
         )
         try:
             plan = read_note(next(frames))
             server = self._certificate(plan)
-            self.outgoing.put(self._hello(plan, frames))
+            self.outgoing.put([self._hello(plan, frames)])
             for frame in frames:
                 if frame[:1] == BEGIN:
                     self._answer(frame, frames, server)
@@ -167,16 +168,16 @@ class _Session:
         """Return the site's hello; if it cannot prepare, tell the server so, and raise."""
         try:
             return note(self.agent.prepare(plan))
-        except FedgistError as error:
+        except Exception as error:
             kept = {key: plan.get(key) for key in ("run", "digest", "number")}
-            self.outgoing.put(note({**kept, "refused": type(error).__name__}))
+            self.outgoing.put([note({**kept, "refused": type(error).__name__})])
             with contextlib.suppress(grpc.RpcError):
                 next(frames, None)  # the server ends the stream when it has read this
             raise
 
     def _certificate(self, plan: Note) -> bytes:
         """Return the server's certificate, with which it signs, after its check by the root."""
-        certificate = str(plan.get("certificate", "")).encode()
+        certificate = str(plan.get("certificate", "")).encode(errors="replace")
         try:
             check_server(certificate, self.kit.root, split_address(self.kit.address)[0])
         except KitError as error:
@@ -188,14 +189,14 @@ class _Session:
         begin = read_begin(frame)
         if begin.size > (most := self.agent.largest()):
             raise MessageError(f"a request of {begin.size} bytes; at most {most} are accepted")
-        assembly, complete = Assembly(begin), not begin.size
-        while not complete:
-            complete = assembly.add(next(frames))
+        complete = not begin.size
+        with Assembly(begin) as assembly:
+            while not complete:
+                complete = assembly.add(next(frames))
         envelope = assembly.take()
         if not is_signed(server, signed_bytes(TO_SITE, begin.ident, envelope), begin.signature):
             raise MessageError("a request is not signed by the server")
         reply = self.agent.answer(envelope)
         signature = sign(self.kit.key, signed_bytes(TO_SERVER, begin.ident, reply))
-        self.outgoing.put(Begin(begin.ident, len(reply), signature).frame())
-        for piece in pieces((reply,)):
-            self.outgoing.put(piece)
+        beginning = Begin(begin.ident, len(reply), signature).frame()
+        self.outgoing.put(chain([beginning], pieces((reply,))))  # made while they are sent

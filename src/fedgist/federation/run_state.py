@@ -87,6 +87,7 @@ class RunStateFile:
 
 
 NEVER: StageKey = (-1, 0, "")
+SHUT_OUT = ("refused", "revoked")  # states of a site with a note that says why
 
 
 @dataclass
@@ -119,12 +120,14 @@ class StatusBoard:
     writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def saw(self, number: int, state: str, text: str = "") -> None:
-        """Take note of a site's state."""
+        """Take note of a site's state. A site that was refused is not shown as merely absent."""
         with self.lock:
             site = self.sites[number]
+            if state == "absent" and site.state in SHUT_OUT:
+                return
             if site.state != state:
                 site.state, site.since = state, time.time()
-            site.note = text or site.note * (state in {"refused", "revoked"})
+            site.note = text or site.note * (state in SHUT_OUT)
             site.refusals += state == "refused"
         self.write()
 
@@ -145,6 +148,7 @@ class StatusBoard:
             }
 
     def write(self) -> None:
-        """Write the state into the run directory."""
-        with self.writing:  # two threads would use one temporary file
-            files.write(self.folder / STATUS, json.dumps(self.plain()) + "\n")
+        """Write the state into the run directory. Rounds and sites do so from two threads."""
+        with self.writing:
+            text = json.dumps(self.plain()) + "\n"
+            files.write(self.folder / STATUS, text, durable=False)  # only a view

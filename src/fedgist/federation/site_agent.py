@@ -18,11 +18,9 @@ from fedgist.federation.site_file import SiteFile
 from fedgist.federation.site_ledger import Ledger
 from fedgist.federation.site_model import write_site_model
 from fedgist.federation.site_policy import ReleasePolicy, check_approved, check_names, check_run
-from fedgist.federation.site_setup import SitePart, site_part, try_training
+from fedgist.federation.site_setup import SitePart, setup_at_site, site_part, try_training
 from fedgist.federation.site_store import SiteStore
-from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, recorded
-from fedgist.recipe.resolve import resolve
 from fedgist.runs import atomic_files as files
 from fedgist.runs.digests import of_arrays
 
@@ -99,15 +97,14 @@ class SiteAgent:
 
     def _prepared(self, plan: Plan) -> Prepared:
         """Read the recipe, the rows, the model and the stored state of a run."""
+        if plan.number >= len(plan.names):
+            raise SiteError(f"the server calls this site number {plan.number} of {len(plan.names)}")
         recipe = recorded(plan.recipe)
         if (digest := digest_of_recipe(recipe)) != plan.digest:
             raise SiteError(f"the recipe's digest is {digest}; the server's is {plan.digest}")
         check_names(recipe, self.file)
         check_approved(recipe, self.file)
-        code = self.file.code_folder
-        changes = {"engine.device": self.file.table.device}
-        changes |= {} if code is None else {"engine.code_folder": str(code)}
-        check_run(resolve(recipe.changed(changes), Overrides(root=self.file.data_root)), self.file)
+        check_run(setup_at_site(recipe, self.file), self.file)
         part = site_part(recipe, plan.names, plan.number, self.file, self._secret(), self.say)
         with as_workers_do():
             try_training(part)

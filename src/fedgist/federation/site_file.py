@@ -16,7 +16,8 @@ from fedgist.recipe.schema import ModelSection
 from fedgist.recipe.section import CLOSED, Device, OpenSection, PositiveInt, registered_name
 
 STATE = "state"  # the folder of a site's state, beside its file
-FILES = ("path", "test")  # options of sources that may be files beside site.toml
+# options of sources that may name files; those beside site.toml are named in full
+FILES = ("path", "test", "file", "test_file")
 
 
 class SiteData(OpenSection):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedgist.engines.envelope import Header
 from fedgist.errors import MessageError, SiteError, listed, shown
 from fedgist.federation.recipe_check import check_setup
-from fedgist.federation.site_file import SiteFile
+from fedgist.federation.site_file import FILES, SiteFile
 from fedgist.federation.site_ledger import Ledger, Spent
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe, flat, own_places, read
@@ -42,11 +42,11 @@ def check_names(recipe: Recipe, site: SiteFile) -> None:
         raise SiteError("model.weights names a file, which a server may not do at a site")
     if clients.graph.path is not None:
         raise SiteError("clients.graph.path names a file, which a server may not do at a site")
-    public = recipe.data.public
-    if public is not None and "path" in public.options and "path" not in site.table.public:
+    stated = {} if recipe.data.public is None else recipe.data.public.options
+    if files := [key for key in FILES if key in stated and key not in site.table.public]:
         raise SiteError(
-            "data.public.path names a file, which a server may not do at a site: name the site's "
-            f"own copy in [public] of {file}"
+            f"data.public.{files[0]} names a file, which a server may not do at a site: name the "
+            f"site's own copy in [public] of {file}"
         )
 
 

@@ -6,13 +6,14 @@ noise, the number of releases, and the rows that may be used at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.message import Form, payload_bytes
 from fedgist.core.method import Context, Order, Task
 from fedgist.core.tree import Tree
 from fedgist.data.client_rows import Rows
@@ -34,6 +35,7 @@ from fedgist.recipe.model_factories import whole_model
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import Setup, resolve
+from fedgist.recipe.schema import EngineSection
 from fedgist.recipe.section_options import with_checked_options
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.client_settings import settings_in
@@ -83,7 +85,7 @@ def site_part(
     InputError
         If the site's data or model do not fit the recipe, with both values.
     """
-    setup = _setup(recipe, site)
+    setup = setup_at_site(recipe, site)
     side = server_context(setup, names, say)
     data = read_data(data_section(setup, site), setup.seed, root=site.data_root)
     data, left_out = allowed_rows(data, site)
@@ -104,7 +106,9 @@ def site_part(
         trained_every=setup.evaluate.trained_every,
         own=own,
     )
-    return SitePart(side, task, population, settings, data, left_out)
+    part = SitePart(side, task, population, settings, data, left_out)
+    _check_uploads(part, site)
+    return part
 
 
 def try_training(part: SitePart) -> None:
@@ -193,30 +197,48 @@ def sites_named(recipe: Recipe, name: str) -> tuple[str, ...]:
 
 def would_leave(part: SitePart) -> list[str]:
     """Return in words what would leave this site in each stage of a round."""
-    client, key = part.population.clients[0], random.key(part.side.setup.seed)
     sentences = []
-    for architecture in client.architectures:
-        order = Order(client.id, architecture)
-        for ctx, down in _downloads(part, key, order, all_stages=True):
-            form = upload_form(part.side.method, ctx, architecture, down)
-            arrays = [f"{name} {list(shape)}" for name, (_, shape) in form.arrays.items()]
-            rounds = "before round 1" if ctx.round == 0 else "in each round"
-            sentences.append(
-                f"would leave {rounds}, stage {ctx.stage}: {form.kind.__name__} "
-                f"({', '.join(arrays) or 'nothing'}), {form.payload_bytes} bytes"
-            )
+    for ctx, form in _uploads(part):
+        arrays = [f"{name} {list(shape)}" for name, (_, shape) in form.arrays.items()]
+        rounds = "before round 1" if ctx.round == 0 else "in each round"
+        sentences.append(
+            f"would leave {rounds}, stage {ctx.stage}: {form.kind.__name__} "
+            f"({', '.join(arrays) or 'nothing'}), {form.payload_bytes} bytes"
+        )
     scores = part.settings.share_measurements and part.task.privacy is None
     more = "training losses and scores" if scores else "no losses and no scores"
     return [*sentences, f"would leave besides: {more}"]
 
 
-def _setup(recipe: Recipe, site: SiteFile) -> Setup:
-    """Return the server's recipe with this site's device, code and data folders."""
+def _uploads(part: SitePart) -> Iterator[tuple[Context, Form]]:
+    """Yield the form of the upload of each stage and architecture."""
+    client, key = part.population.clients[0], random.key(part.side.setup.seed)
+    for architecture in client.architectures:
+        order = Order(client.id, architecture)
+        for ctx, down in _downloads(part, key, order, all_stages=True):
+            yield ctx, upload_form(part.side.method, ctx, architecture, down)
+
+
+def _check_uploads(part: SitePart, site: SiteFile) -> None:
+    """Raise SiteError if an upload is larger than the policy allows: it would never leave."""
+    most = site.policy.largest_upload
+    for ctx, form in () if most is None else _uploads(part):
+        size = payload_bytes(form.zeros(torch.device("cpu")))
+        if most is not None and size > most:
+            raise SiteError(
+                f"{site.file}: policy.largest_upload = {most}; an upload of stage {ctx.stage} has "
+                f"{size} bytes"
+            )
+
+
+def setup_at_site(recipe: Recipe, site: SiteFile) -> Setup:
+    """Return the server's recipe with this site's device, code and data folders.
+
+    How the work is done is not the server's to say, so its own section ``[engine]`` is dropped.
+    """
     code = site.code_folder
-    changes: dict[str, object] = {
-        "engine.device": site.table.device,
-        "engine.code_folder": None if code is None else str(code),
-    }
+    engine = {"device": site.table.device, "code_folder": None if code is None else str(code)}
+    changes: dict[str, object] = {"engine": EngineSection.model_validate(engine)}
     if recipe.data.public is not None and site.table.public:
         public = recipe.data.public.model_dump() | site.public_options
         changes["data.public"] = public

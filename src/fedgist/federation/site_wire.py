@@ -55,6 +55,7 @@ class SiteWire:
         self._open: dict[bytes, Request] = {}
         self._late: deque[Request] = deque()
         self._unasked: Counter[int] = Counter()
+        self._largest = 0  # bytes of the largest reply that was acceptable so far
 
     def present(self) -> frozenset[int]:
         """Return the sites that are ready now."""
@@ -86,7 +87,7 @@ class SiteWire:
             return counts
 
     def close(self) -> None:
-        """Forget all requests."""
+        """Forget all requests, and drop the replies that nobody took."""
         with self.changed:
             for request in (*self._open.values(), *self._late):
                 if request.reply is not None:
@@ -124,14 +125,15 @@ class SiteWire:
             request = self._open.get(begin.ident)
             if request is None or request.client != client or request.answered:
                 self._unasked[client] += 1
-                return None
-        if begin.size > request.largest:
+                request = None
+            most = self._largest if request is None else request.largest
+        if begin.size <= most:
+            return request
+        if request is not None:
             self.complete(request, None)
-            raise MessageError(
-                f"a reply of {begin.size} bytes was announced; at most {request.largest} are "
-                "accepted"
-            )
-        return request
+        raise MessageError(
+            f"a reply of {begin.size} bytes was announced; at most {most} are accepted"
+        )
 
     def complete(self, request: Request, reply: Assembly | None) -> None:
         """Take the reply to a request; None if it was too large."""
@@ -151,6 +153,7 @@ class SiteWire:
         """Send the envelopes to the sites that are connected; return the requests by client."""
         requests = []
         with self.changed:
+            self._largest = max(self._largest, largest)
             for client, parts in sorted(envelopes, key=lambda pair: pair[0]):
                 if (send := self._links.get(client)) is not None:
                     request = Request(client, parts, largest)

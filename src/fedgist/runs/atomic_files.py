@@ -25,11 +25,13 @@ def room_for(path: Path) -> Iterator[None]:
         raise DiskFullError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def write(path: Path, content: bytes | str, *, private: bool = False) -> None:
+def write(path: Path, content: bytes | str, *, private: bool = False, durable: bool = True) -> None:
     """Write to a temporary file in the folder of ``path``, flush it to the disk, and rename it.
 
     A device or a pipe is written to directly, and a link is followed. Only the owner can read a
-    ``private`` file, from its first byte on.
+    ``private`` file, from its first byte on. A file that is not ``durable`` is not flushed: it is
+    whole for its readers, but a power cut may lose it. Two threads must not write to the same
+    ``path`` at once.
     """
     blob = content.encode() if isinstance(content, str) else content
     if path.is_dir():
@@ -38,10 +40,10 @@ def write(path: Path, content: bytes | str, *, private: bool = False) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(blob)
         else:
-            _replace(path, blob, private=private)
+            _replace(path, blob, private=private, durable=durable)
 
 
-def _replace(path: Path, blob: bytes, *, private: bool) -> None:
+def _replace(path: Path, blob: bytes, *, private: bool, durable: bool) -> None:
     target = path.resolve() if path.is_symlink() else path
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -54,8 +56,9 @@ def _replace(path: Path, blob: bytes, *, private: bool) -> None:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
         with file:
             file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(target)
     finally:
         if part.parent.is_dir():
