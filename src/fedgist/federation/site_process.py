@@ -87,7 +87,7 @@ def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
             _about_data(data),
             *(f"policy: {text}" for text in described(site)),
             "the form of these data, for the federation's recipe:",
-            classes + facts,
+            *f"{classes}\n{facts}".splitlines(),
             "not checked: the model and what would leave, which need --recipe RECIPE",
         ]
     return [*sentences, *_tried(site, read(recipe), kit.name)]
@@ -113,12 +113,13 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
         try_training(part)
     data = part.data
     models = ", ".join(part.population.clients[0].architectures)
+    models = models if site.model is None else f"{site.model.name}, which stays here"
     return [
         _about_data(data),
         *part.left_out,
         f"model: {models}; one step of training was done",
         *(f"policy: {text}" for text in described(site)),
-        *(f"privacy: {text}" for text in part.side.notes),
+        *(f"privacy: {text.removeprefix('privacy: ')}" for text in part.side.notes),
         *would_leave(part),
     ]
 
