@@ -97,6 +97,9 @@ class OpenDesk:
     def judge(self, number: int, hello: Note) -> None:
         """Accept every hello."""
 
+    def moved(self, number: int, *, sent: int = 0, received: int = 0) -> None:
+        """Take no note of messages."""
+
     def saw(self, number: int, state: str, text: str = "") -> None:
         """Take no note."""
 

@@ -27,8 +27,8 @@ from fedgist.core.tree import Tree
 from fedgist.engines.envelope import Header, header_of, seal, unseal
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.remote_engine import Patience, RemoteEngine
-from fedgist.federation import provision
-from fedgist.federation.certificates import sign
+from fedgist.federation import certificates, provision
+from fedgist.federation.certificates import Role, sign
 from fedgist.federation.federation_server import RosterFile, SiteDesk
 from fedgist.federation.frames import (
     BEGIN,
@@ -55,7 +55,7 @@ from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import Federation, start_server
 from three_sites import NAMES, parsed, recipe
 
-HUNG_S = 60.0  # only what hangs waits so long
+HUNG_S = 120.0  # only what hangs waits so long
 ANY = 1 << 40  # bytes: an envelope of any size
 LOOK_S = 0.02
 MODEL = {"name": "mlp", "hidden": [8]}
@@ -82,6 +82,20 @@ def make_kits(folder: Path, *, more: tuple[str, ...] = (), name: str = "sepsis")
 def site_kit(kits: Path, name: str) -> Kit:
     """Return the kit of a site."""
     return read_kit(kits / "sites" / name)
+
+
+def issued(kits: Path, role: Role, name: str, **how: Any) -> Kit:
+    """Return a kit with a certificate by the federation's own root, which no roster lists."""
+    key = certificates.make_key()
+    request = certificates.make_request(key, name)
+    authority = kits / "authority"
+    root_key, root = (
+        (authority / "root-key.pem").read_bytes(),
+        (authority / "root.pem").read_bytes(),
+    )
+    given = {"days": 90} | how
+    signed = certificates.issue(root_key, root, request, role, name, **given)
+    return replace(site_kit(kits, "berlin"), name=name, key=key, certificate=signed)
 
 
 def wait_until(condition: Callable[[], object], event: str) -> None:
@@ -333,7 +347,7 @@ Script = Callable[[Iterator[bytes]], Iterator[bytes]]
 
 
 @contextlib.contextmanager
-def fake_server(identity: Kit, root: bytes, script: Script) -> Iterator[int]:
+def fake_server(identity: Kit, root: bytes, script: Script, port: int = 0) -> Iterator[int]:
     """A server that is not the federation's: it has some certificate, and follows a script."""
     handler = grpc.stream_stream_rpc_method_handler(lambda frames, _: script(frames))
     server = grpc.server(futures.ThreadPoolExecutor(4), options=OPTIONS)
@@ -342,9 +356,9 @@ def fake_server(identity: Kit, root: bytes, script: Script) -> Iterator[int]:
     )
     pairs = [(identity.key, identity.certificate)]
     secured = grpc.ssl_server_credentials(pairs, root, require_client_auth=True)
-    port: int = server.add_secure_port("127.0.0.1:0", secured)
+    bound: int = server.add_secure_port(f"127.0.0.1:{port}", secured)
     server.start()
     try:
-        yield port
+        yield bound
     finally:
         server.stop(None).wait()

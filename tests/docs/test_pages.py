@@ -56,8 +56,9 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             pytest.fail(f"{line}: {error}")
 
 
-def test_the_page_on_attacks_names_tests_that_exist() -> None:
-    page = ROOT / "docs" / "attacks.md"
+@pytest.mark.parametrize("name", ["attacks", "security"])
+def test_pages_on_safety_name_tests_that_exist(name: str) -> None:
+    page = ROOT / "docs" / f"{name}.md"
     groups = re.findall(r"\]\((\S+?\.py)\): ((?:`test_\w+`(?:, )?)+)", page.read_text("utf-8"))
     named_tests = re.findall(r"`test_\w+`", page.read_text("utf-8"))
     assert (
@@ -65,8 +66,8 @@ def test_the_page_on_attacks_names_tests_that_exist() -> None:
     )
     for file, names in groups:
         source = (page.parent / file).read_text("utf-8")
-        for name in re.findall(r"`(test_\w+)`", names):
-            assert f"def {name}(" in source, f"{file}: {name}"
+        for test in re.findall(r"`(test_\w+)`", names):
+            assert f"def {test}(" in source, f"{file}: {test}"
 
 
 def tables(page: Path) -> list[list[str]]:

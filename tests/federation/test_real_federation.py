@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from commands import fedgist
 from fedgist.runs.record import read_lines
-from real_federation import compare, real_federation
+from real_federation import RealFederation, compare, real_federation
 from three_sites import ARCHITECTURES, NAMES, recipe, recipe_of, simulated
 
 PATIENT = {"deadline_s": 60.0, "first_deadline_s": 120.0}
@@ -103,3 +106,54 @@ def test_twenty_rounds_with_kills_a_late_site_and_nobody_for_a_while(tmp_path: P
         for line in scores:
             theirs = expected[line["round"], line["client"]]
             assert line["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-5)
+
+
+@pytest.mark.environment
+def test_an_administrator_sees_and_stops_a_run_that_goes_on_later(tmp_path: Path) -> None:
+    raw = recipe(
+        "fedlog",
+        rounds=1000,
+        clients={"architectures": ARCHITECTURES},
+        federation={"least_sites": 3, "least_replies": 3, **PATIENT},
+    )
+    with real_federation(tmp_path) as fed:
+        admin = tmp_path / "kits/administrators/anna"
+        nobody = fedgist("status", admin, cwd=tmp_path, code=1)
+        assert "cannot be reached" in nobody.stderr
+        fed.write_recipe(raw)
+        fed.start_server()
+        for name in NAMES:
+            fed.start_site(name)
+        fed.wait_round(3)
+        shown = fedgist("status", admin, cwd=tmp_path).stdout
+        assert all(name in shown for name in NAMES)
+        refused = fedgist("stop", tmp_path / "kits/sites/ulm", cwd=tmp_path, code=2)
+        assert "a kit for the role site" in refused.stderr
+        fedgist("stop", admin, cwd=tmp_path)
+        assert "stopped by anna; the same command goes on" in fed.wait_end("server")
+        done = len(fed.rounds())
+        fed.start_server()
+        fed.wait_round(done + 2)  # the sites waited for it
+        fed.processes["server"].signal(signal.SIGINT)
+        assert "stopped; go on with: fedgist server" in fed.wait_end("server", 130)
+        fed.processes["ulm"].signal(signal.SIGINT)
+        assert "stopped; go on with: fedgist site" in fed.wait_end("ulm", 130)
+        assert [line["round"] for line in fed.rounds()] == list(range(1, len(fed.rounds()) + 1))
+
+
+@pytest.mark.slow
+def test_a_check_without_a_network_says_what_would_leave(tmp_path: Path) -> None:
+    fed = RealFederation(tmp_path)  # its files: nothing is started
+    fed.write_recipe(recipe("fedlog", clients={"architectures": ARCHITECTURES}))
+    own = ("site", tmp_path / "kits/sites/berlin", "--config", "berlin.toml", "--check")
+    shown = fedgist(*own, "--recipe", "recipe.toml", cwd=tmp_path).stdout
+    assert "kit: berlin of test" in shown
+    assert "one step of training was done" in shown
+    assert "would leave in each round, stage train: ClassSums (total [10, 25]), 1000 bytes" in shown
+    facts = fedgist(*own, cwd=tmp_path).stdout
+    text = facts[facts.index("[data]") : facts.index("not checked")]
+    assert tomllib.loads(text)["facts"]["input_shape"] == [64]
+    fed.write_site("berlin", policy={"methods": ["fedproto"]})
+    refused = fedgist(*own, "--recipe", "recipe.toml", cwd=tmp_path, code=2).stderr
+    assert "policy.methods accepts fedproto" in refused
+    assert not (tmp_path / "state-berlin").exists()

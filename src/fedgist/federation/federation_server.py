@@ -18,7 +18,7 @@ from fedgist.federation.certificates import Identity, expiry_note
 from fedgist.federation.frames import Note
 from fedgist.federation.grpc_server import GrpcServer
 from fedgist.federation.kits import Kit
-from fedgist.federation.recipe_check import check_stated
+from fedgist.federation.recipe_check import as_federated, check_stated
 from fedgist.federation.roster import ROSTER, Roster, read_roster
 from fedgist.federation.run_plan import (
     Greeting,
@@ -134,6 +134,11 @@ class SiteDesk:
         """Take note of a site's state."""
         if number in self.board.sites:
             self.board.saw(number, state, text)
+
+    def moved(self, number: int, *, sent: int = 0, received: int = 0) -> None:
+        """Take note of a request to a site, or of its reply."""
+        if number in self.board.sites:
+            self.board.moved(number, sent, received)
 
     def command(self, name: str, identity: Identity) -> Note:
         """Do what an administrator asked for."""
@@ -273,7 +278,8 @@ def _cut_participants(folder: Path, last: int) -> None:
 
 def _side(recipe: Recipe, state: RunStateFile, observer: Observer) -> ServerContext:
     """Return the server's context, with the method checked as before a simulation."""
-    setup = resolve(recipe.changed({"engine.checkpoint_every": 1}), Overrides())
+    saved_often = as_federated(recipe).changed({"engine.checkpoint_every": 1})
+    setup = resolve(saved_often, Overrides())
     side = server_context(setup, state.state.names, observer.note)
     notes = list(side.notes)
     if setup.private_width is None:  # an outline has no body to try the method on

@@ -69,6 +69,9 @@ class Desk(Protocol):
     def saw(self, number: int, state: str, text: str = "") -> None:
         """Take note of a site's state."""
 
+    def moved(self, number: int, *, sent: int = 0, received: int = 0) -> None:
+        """Take note of a request of so many bytes to a site, or of its reply."""
+
     def command(self, name: str, identity: Identity) -> Note:
         """Do what an administrator asked for; return the answer."""
 
@@ -307,6 +310,7 @@ class GrpcServer:
             while not complete:
                 complete = assembly.add(_frame(await stream.read()))
             self._check_signature(link, begin, assembly)
+        self.desk.moved(link.number, received=begin.size)
         self.wire.complete(request, assembly)
 
     def _check_signature(self, link: Link, begin: Begin, assembly: Assembly) -> None:
@@ -327,6 +331,7 @@ class GrpcServer:
             await stream.write(Begin(item.ident, size, signature).frame())
             for piece in pieces(parts):
                 await stream.write(piece)
+            self.desk.moved(link.number, sent=size)
 
     async def _look(self, link: Link) -> None:
         """End the stream of a site whose certificate is revoked."""
@@ -336,6 +341,7 @@ class GrpcServer:
             reason = self.desk.why_refused(link.identity)
         LOG.warning("the stream of %s is cut: %s", link.identity.name, reason)
         self.desk.saw(link.number, "revoked", reason)
+        self.wire.give_up(link.number)
         link.end(grpc.StatusCode.PERMISSION_DENIED, reason)
         await asyncio.sleep(STOP_S)
 

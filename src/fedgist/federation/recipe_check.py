@@ -29,6 +29,16 @@ def check_stated(recipe: Recipe) -> None:
     _refuse(stated)
 
 
+def as_federated(recipe: Recipe) -> Recipe:
+    """Return a recipe as a federation runs it.
+
+    Under differential privacy, losses and scores stay at the sites, because no epsilon covers them.
+    """
+    if recipe.privacy.unit == "none":
+        return recipe
+    return recipe.changed({"privacy.share_measurements": False})
+
+
 def check_setup(setup: Setup) -> None:
     """Raise RecipeError if a federation cannot honour a setting."""
     _refuse({**_of_data(setup), **_of_clients(setup), **_of_evaluation(setup)})

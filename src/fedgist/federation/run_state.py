@@ -87,6 +87,7 @@ class RunStateFile:
 
 
 NEVER: StageKey = (-1, 0, "")
+BETWEEN_S = 0.3  # between two writes of what changes with every message
 SHUT_OUT = ("refused", "revoked")  # states of a site with a note that says why
 
 
@@ -100,6 +101,8 @@ class SiteStatus:
     since: float = field(default_factory=time.time)
     last_round: int | None = None
     version: str = ""
+    sent_bytes: int = 0  # to the site
+    received_bytes: int = 0
     refusals: int = 0
     note: str = ""
 
@@ -118,6 +121,8 @@ class StatusBoard:
     waiting_for: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    written: float = 0.0  # when, by a clock that only goes forward
+    changed: bool = False  # since then
 
     def saw(self, number: int, state: str, text: str = "") -> None:
         """Take note of a site's state. A site that was refused is not shown as merely absent."""
@@ -130,6 +135,23 @@ class StatusBoard:
             site.note = text or site.note * (state in SHUT_OUT)
             site.refusals += state == "refused"
         self.write()
+
+    def moved(self, number: int, sent: int, received: int) -> None:
+        """Count the bytes of a request to a site, which then works on it, or of its reply."""
+        with self.lock:
+            site = self.sites[number]
+            site.sent_bytes, site.received_bytes = (
+                site.sent_bytes + sent,
+                site.received_bytes + received,
+            )
+            site.state, site.since = "training" if sent else "ready", time.time()
+            self.changed = True
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Write the state if it changed, but not more often than a person looks at it."""
+        if self.changed and time.monotonic() - self.written > BETWEEN_S:
+            self.write()
 
     def plain(self) -> dict[str, object]:
         """Return the state in JSON's types."""
@@ -150,5 +172,6 @@ class StatusBoard:
     def write(self) -> None:
         """Write the state into the run directory. Rounds and sites do so from two threads."""
         with self.writing:
+            self.changed, self.written = False, time.monotonic()
             text = json.dumps(self.plain()) + "\n"
             files.write(self.folder / STATUS, text, durable=False)  # only a view

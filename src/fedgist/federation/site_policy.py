@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedgist.engines.envelope import Header
 from fedgist.errors import MessageError, SiteError, listed, shown
-from fedgist.federation.recipe_check import check_setup
+from fedgist.federation.recipe_check import as_federated, check_setup
 from fedgist.federation.site_file import FILES, SiteFile
 from fedgist.federation.site_ledger import Ledger, Spent
 from fedgist.methods import METHODS, base_name
@@ -54,7 +54,7 @@ def check_approved(recipe: Recipe, site: SiteFile) -> None:
     """Raise SiteError, with both values, if a recipe differs from the one that was approved."""
     if site.policy.recipe is None:
         return
-    approved = read(site.file.parent / site.policy.recipe)
+    approved = as_federated(read(site.file.parent / site.policy.recipe))
     ours, theirs = (_settings(each) for each in (approved, recipe))
     for key in dict.fromkeys([*ours, *theirs]):
         if ours.get(key) != theirs.get(key):

@@ -15,6 +15,7 @@ from fedgist.federation import audit_log
 from fedgist.federation.certificates import expiry_note
 from fedgist.federation.grpc_site import Connection
 from fedgist.federation.kits import Kit, read_kit
+from fedgist.federation.recipe_check import as_federated
 from fedgist.federation.site_agent import SiteAgent, digest_of
 from fedgist.federation.site_file import SiteFile
 from fedgist.federation.site_ledger import Ledger
@@ -106,8 +107,7 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
     check_names(recipe, site)
     check_approved(recipe, site)
     names = sites_named(recipe, name)
-    whole = recipe.changed({"clients.num_clients": max(len(names), recipe.clients.num_clients)})
-    part = site_part(whole, names, names.index(name), site, secret=0)
+    part = site_part(as_federated(recipe), names, names.index(name), site, secret=0)
     check_run(part.side.setup, site)
     with as_workers_do():
         try_training(part)
@@ -119,7 +119,7 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
         *part.left_out,
         f"model: {models}; one step of training was done",
         *(f"policy: {text}" for text in described(site)),
-        *(f"privacy: {text.removeprefix('privacy: ')}" for text in part.side.notes),
+        *part.side.notes,
         *would_leave(part),
     ]
 

@@ -31,6 +31,7 @@ from fedgist.errors import SiteError
 from fedgist.federation.server_setup import PRIVATE, message_forms, server_context
 from fedgist.federation.site_file import SiteFile
 from fedgist.recipe.data_section import Data
+from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.model_factories import whole_model
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
@@ -188,11 +189,17 @@ def plain_data(site: SiteFile) -> Dataset:
 
 
 def sites_named(recipe: Recipe, name: str) -> tuple[str, ...]:
-    """Return the names of sites in a recipe's tables, and this site's, as far as they are known."""
+    """Return the names of sites in a recipe's tables, and this site's.
+
+    Places stand for sites whose names are not known, as many as the recipe needs at least.
+    """
     tables = [*recipe.clients.architectures.values(), *recipe.clients.pools.values()]
     listed = [table.get("clients", ()) for table in tables if isinstance(table, Mapping)]
     names = [each for some in listed if isinstance(some, list | tuple) for each in some]
-    return tuple(dict.fromkeys([*(n for n in names if isinstance(n, str)), name]))
+    listed_names = list(dict.fromkeys([*(n for n in names if isinstance(n, str)), name]))
+    section = recipe.federation or FederationSection()
+    least = max(section.least_sites, recipe.privacy.min_replies)
+    return (*listed_names, *(f"place {number}" for number in range(len(listed_names), least)))
 
 
 def would_leave(part: SitePart) -> list[str]:
@@ -206,7 +213,8 @@ def would_leave(part: SitePart) -> list[str]:
             f"({', '.join(arrays) or 'nothing'}), {form.payload_bytes} bytes"
         )
     scores = part.settings.share_measurements and part.task.privacy is None
-    more = "training losses and scores" if scores else "no losses and no scores"
+    measured = "training losses and scores, in the last round with a confusion matrix"
+    more = measured if scores else "no losses and no scores"
     return [*sentences, f"would leave besides: {more}"]
 
 

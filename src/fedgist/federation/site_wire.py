@@ -113,6 +113,14 @@ class SiteWire:
                 del self._links[client]
             self.changed.notify_all()
 
+    def give_up(self, client: int) -> None:
+        """Wait no longer for a site that is shut out; its requests are not sent again."""
+        with self.changed:
+            for request in self._open.values():
+                if request.client == client:
+                    request.parts = None
+            self.changed.notify_all()
+
     def accepted(self, client: int, begin: Begin) -> Request | None:
         """Return the request that a reply answers; None if nobody asked for this reply.
 
@@ -169,12 +177,13 @@ class SiteWire:
             return late
 
     def _wait(self, request: Request, end: float | None) -> None:
-        """Wait until a request is answered, or until the deadline."""
+        """Wait until a request is answered or given up, or until the deadline."""
         while True:
             self.check()
             with self.changed:
                 left = None if end is None else end - time.monotonic()
-                if request.answered or (left is not None and left <= 0):
+                over = request.parts is None or (left is not None and left <= 0)
+                if request.answered or over:
                     return
                 self.changed.wait(LOOK_S if left is None else min(LOOK_S, left))
 

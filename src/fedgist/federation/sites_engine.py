@@ -36,7 +36,11 @@ class SitesEngine:
     took_part: frozenset[int] = frozenset()  # in all stages of the round
 
     def check_stop(self) -> None:
-        """Raise Stopped if the run is to stop: nothing is lost, for sites keep their replies."""
+        """Raise Stopped if the run is to stop: nothing is lost, for sites keep their replies.
+
+        It is called while the server waits, so it also keeps the shown state up to date.
+        """
+        self.board.refresh()
         if self.stop.is_set():
             raise Stopped(self.state.folder)
 

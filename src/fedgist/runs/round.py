@@ -304,7 +304,7 @@ class Federation:
             models = check_returned(returned, self.method, "models")
             with on_threads(self.side.server_threads):
                 line |= evaluation.server_columns(models, ctx)
-        if settings.on == "global":
+        if settings.on == "global" or not self.side.setup.privacy.share_measurements:
             return []
         orders, downs, ctx = self.downloads(number)
         splits: list[tuple[str, Split]] = [("client", settings.on)]

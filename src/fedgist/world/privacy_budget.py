@@ -96,7 +96,8 @@ class PrivacyBudget:
             f"privacy: epsilon {s.epsilon:g}, delta {s.delta:g} over the whole run for {whose}"
         )
         conditional = s.unit == "record" and s.bodies == "fixed"
-        notes = [f"{promise}; {CONDITION}" if conditional else promise, MEASURED]
+        notes = [f"{promise}; {CONDITION}" if conditional else promise]
+        notes += [MEASURED] if s.share_measurements else []
         return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
 
 
