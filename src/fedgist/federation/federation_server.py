@@ -106,7 +106,10 @@ class SiteDesk:
                 f"this run was begun with {self.side.num_clients} sites: this site takes part in "
                 "the next one (clients.num_clients leaves places for later sites)"
             )
-        self.board.sites[number].version = versions.fedgist
+        site = self.board.sites[number]
+        site.version = versions.fedgist
+        names = {place: name for name, place in self.roster.now().numbers.items()}
+        site.name = names.get(number, site.name)  # a site that was added during the run
         check_versions(Versions.own(), versions)
         plan = Plan(
             run=self.state.state.run,

@@ -141,5 +141,9 @@ def described(site: SiteFile, sentences: Sequence[str] = ()) -> list[str]:
     words += [f"at most {policy.most_rounds} rounds"] if policy.most_rounds else []
     words += [f"epsilon in all: {policy.epsilon:g}"] if policy.epsilon is not None else []
     words += [f"replies of at most {policy.largest_upload} bytes"] if policy.largest_upload else []
+    if policy.least_rows > 1:
+        words += [f"classes with fewer than {policy.least_rows} training rows are not used"]
+    never = policy.never_released
+    words += [f"never used: rows of {listed(never)}"] if never else []
     words += ["losses and scores leave" if policy.shares_scores else "losses and scores stay here"]
     return [*words, *sentences]

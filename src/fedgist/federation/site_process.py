@@ -88,7 +88,7 @@ def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
             _about_data(data),
             *(f"policy: {text}" for text in described(site)),
             "the form of these data, for the federation's recipe:",
-            *(classes + facts).splitlines(),
+            *f"{classes}\n{facts}".splitlines(),
             "not checked: the model and what would leave, which need --recipe RECIPE",
         ]
     return [*sentences, *_tried(site, read(recipe), kit.name)]
@@ -113,6 +113,7 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
         try_training(part)
     data = part.data
     models = ", ".join(part.population.clients[0].architectures)
+    models = models if site.model is None else f"{site.model.name}, which stays here"
     return [
         _about_data(data),
         *part.left_out,

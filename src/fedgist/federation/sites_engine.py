@@ -81,7 +81,10 @@ class SitesEngine:
         """Wait a little before a stage is asked again, longer each time."""
         self.board.attempt += 1
         self._show(event)
-        self.wait_for(len(self.clients) + 1, (), self.pause_s)
+        end = time.monotonic() + self.pause_s
+        while time.monotonic() < end:
+            self.check_stop()
+            time.sleep(LOOK_S)
         self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s)
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:

@@ -61,6 +61,11 @@ class World:
 
 def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> World:
     """Make the world of a resolved recipe; ``say`` is called with notes on long calculations."""
+    if setup.private_width is not None:
+        raise RecipeError(
+            f"facts.feature_width = {setup.private_width}: each site of a federation has a private "
+            "model; run this recipe with fedgist server (docs/federation.md)"
+        )
     data, public, central = _data(setup)
     if setup.facts is not None:
         check_facts(declared_facts(setup), data)
