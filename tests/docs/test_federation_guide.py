@@ -21,8 +21,8 @@ from real_federation import free_port
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "federation.md").read_text("utf-8")
 FIVE_MINUTES = GUIDE.partition("## On one machine")[2].partition("\n## ")[0]
-HERE_DOCUMENTS = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", FIVE_MINUTES, re.M | re.S)
-TOML = [*re.findall(r"```toml\n(.*?)```", GUIDE, re.S), *(text for _, text in HERE_DOCUMENTS)]
+HERE_DOCUMENTS = re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", FIVE_MINUTES, re.MULTILINE | re.DOTALL)
+TOML = [*re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL), *(text for _, text in HERE_DOCUMENTS)]
 
 
 def kind_of(table: dict[str, object]) -> str:
@@ -68,14 +68,14 @@ def test_the_files_of_a_deployment_name_commands_that_exist() -> None:
     assert [service["command"][0] for service in services.values()] == ["server", "site"]
     for name in ("server", "site"):
         unit = (deploy / f"fedgist-{name}.service").read_text("utf-8")
-        assert re.search(rf"^ExecStart=\S+/fedgist {name} /etc/fedgist/\S+", unit, re.M)
+        assert re.search(rf"^ExecStart=\S+/fedgist {name} /etc/fedgist/\S+", unit, re.MULTILINE)
     for path in (deploy / "compose.yaml", deploy / "Containerfile", *deploy.glob("*.service")):
         assert "Not run here" in path.read_text("utf-8")
 
 
 @pytest.mark.environment
 def test_the_five_minutes_work_as_they_are_pasted(tmp_path: Path) -> None:
-    files, *blocks = re.findall(r"```sh\n(.*?)```", FIVE_MINUTES, re.S)
+    files, *blocks = re.findall(r"```sh\n(.*?)```", FIVE_MINUTES, re.DOTALL)
     folder = tmp_path / "hospitals"
     pasted = files.replace(":8443", f":{free_port()}").replace("python -", f"{sys.executable} -")
     call(["bash", "-e", "-c", pasted], tmp_path)

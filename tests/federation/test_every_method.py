@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from fedgist.federation.site_agent import MODELS
 from fedgist.methods import METHODS
@@ -37,8 +38,17 @@ def check_models(folder: Path, *, images: bool) -> None:
         assert scores["accuracy"] == pytest.approx(last[number]["accuracy"], abs=1e-6), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [n for n in METHODS if not METHODS[n]().merges_clients])
+METHODS_OF_SITES = [name for name in METHODS if not METHODS[name]().merges_clients]
+# several stages, pools, and a server that distills; the others in `make test-all`
+ALWAYS = ("cs_fl", "merged_codist", "flesd")
+
+
+def marked(method: str) -> ParameterSet:
+    mark = pytest.mark.slow if method in ALWAYS else pytest.mark.environment
+    return pytest.param(method, marks=mark)
+
+
+@pytest.mark.parametrize("method", map(marked, METHODS_OF_SITES))
 def test_over_the_network_a_method_gives_the_simulations_numbers(
     method: str, kits: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
