@@ -22,10 +22,8 @@ from real_federation import free_port
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "federation.md").read_text("utf-8")
 FIVE_MINUTES = GUIDE.partition("## On one machine")[2].partition("\n## ")[0]
-HERE_DOCUMENTS = re.findall(
-    r"^cat > (\S+) <<'END'\n(.*?)^END$", FIVE_MINUTES, re.MULTILINE | re.DOTALL
-)
-TOML = [*re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL), *(text for _, text in HERE_DOCUMENTS)]
+FILES = re.findall(r"^cat > \S+ <<'END'\n(.*?)^END$", FIVE_MINUTES, re.MULTILINE | re.DOTALL)
+TOML = [*re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL), *FILES]
 
 
 def kind_of(table: dict[str, object]) -> str:

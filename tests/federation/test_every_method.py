@@ -2,110 +2,77 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+import json
+import shutil
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
-from fedgist.federation import provision
-from fedgist.federation.federation_server import serve
-from fedgist.federation.frames import Note
-from fedgist.federation.grpc_site import Connection
-from fedgist.federation.kits import read_kit
-from fedgist.federation.site_agent import SiteAgent
-from fedgist.federation.site_file import read_site_file
+from fedgist.federation.site_agent import MODELS
 from fedgist.methods import METHODS
+from fedgist.runs.evaluation import score_rows
+from fedgist.runs.finished.trained_models import trained_model
 from fedgist.runs.record import read_lines
-from real_federation import compare, free_port
-from three_sites import NAMES, parsed, recipe_of, simulated, write_rows
-
-PORT = "{port}"
-
-
-class Quiet:
-    def began(self, server: Any, folder: str, done: int) -> None: ...
-    def finished_round(self, line: dict[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
+from fedgist.runs.runner import load_run
+from real_federation import compare
+from sites_in_threads import Kits
+from three_sites import NAMES, recipe_of, rows_of_sites, simulated, write_rows
 
 
 @pytest.fixture(scope="module")
-def kits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    folder, port = tmp_path_factory.mktemp("kits"), free_port()
-    table = (
-        f'name = "t"\nserver = "localhost:{port}"\nadministrators = ["anna"]\nkeys = "central"\n'
-    )
-    (folder / "federation.toml").write_text(f"{table}sites = {list(NAMES)}\n")
-    provision.provision(folder / "federation.toml", folder / "kits")
-    return folder / "kits", port
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Kits:
+    return Kits.make(tmp_path_factory.mktemp("kits"))
 
 
-class OneAtATime:
-    """An agent that works alone: torch's generator, with which models start, is the process's."""
-
-    lock = threading.Lock()
-
-    def __init__(self, agent: SiteAgent) -> None:
-        self.agent, self.largest, self.saw = agent, agent.largest, agent.saw
-
-    def prepare(self, plan: Note) -> Note:
-        with self.lock:
-            return self.agent.prepare(plan)
-
-    def answer(self, envelope: bytes) -> bytes:
-        with self.lock:
-            return self.agent.answer(envelope)
+def check_models(folder: Path, *, images: bool) -> None:
+    """Compare each site's model, read without the server, with its last recorded score."""
+    data, parts = rows_of_sites(images=images)
+    last = {line["client"]: line for line in read_lines(folder / "run/clients.jsonl")}
+    for number, name in enumerate(NAMES):
+        (place,) = (folder / name / MODELS).iterdir()
+        federation, world = load_run(place)
+        model, rows = trained_model(federation, world, 0), parts.test[number]
+        objective = federation.task.objective
+        scores = score_rows(model, data.x_test[rows], data.y_test[rows], objective)
+        assert scores["accuracy"] == pytest.approx(last[number]["accuracy"], abs=1e-6), name
 
 
-class Sites:
-    """Sites in threads; if one fails, the server is stopped, and the error is raised here."""
-
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        self.connections, self.stop = connections, threading.Event()
-        self.errors: list[Exception] = []
-        self.threads = [threading.Thread(target=self._run, args=(c,)) for c in connections]
-
-    def _run(self, connection: Connection) -> None:
-        try:
-            connection.run()
-        except Exception as error:  # noqa: BLE001  # it is raised again in the test's thread
-            self.errors.append(error)
-            self.stop.set()
-
-    def __enter__(self) -> Self:
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *about: object) -> None:
-        for connection in self.connections:
-            connection.stop.set()
-        for thread in self.threads:
-            thread.join(60)
-        if self.errors:
-            raise self.errors[0]
+METHODS_OF_SITES = [name for name in METHODS if not METHODS[name]().merges_clients]
+# several stages, pools, and a server that distills; the others in `make test-all`
+ALWAYS = ("cs_fl", "merged_codist", "flesd")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [n for n in METHODS if not METHODS[n]().merges_clients])
+def marked(method: str) -> ParameterSet:
+    mark = pytest.mark.slow if method in ALWAYS else pytest.mark.environment
+    return pytest.param(method, marks=mark)
+
+
+@pytest.mark.parametrize("method", map(marked, METHODS_OF_SITES))
 def test_over_the_network_a_method_gives_the_simulations_numbers(
-    method: str, kits: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, kits: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, port = kits
-    images = method == "flesd"
+    raw, images = recipe_of(method), method == "flesd"
     write_rows(tmp_path, images=images)
     monkeypatch.chdir(tmp_path)  # the server's public rows are beside it
-    connections = []
-    for name in NAMES:
-        text = f'state = "{name}"\n[data]\nname = "npz"\npath = "{name}.npz"\n'
-        (tmp_path / f"{name}.toml").write_text(text + '[public]\npath = "public.npz"\n')
-        agent = SiteAgent(read_site_file(tmp_path / f"{name}.toml"))
-        connections.append(Connection(read_kit(folder / "sites" / name), OneAtATime(agent)))
-    raw, address = recipe_of(method), f"127.0.0.1:{port}"
-    with Sites(connections) as sites:
-        kit = read_kit(folder / "server")
-        serve(kit, parsed(raw), tmp_path / "run", Quiet(), address, stop=sites.stop)
+    kits.serve(raw, tmp_path)
     loss = 2e-4 if images else 1e-4  # one encoder alone against a stack of them
     lines = read_lines(tmp_path / "run/rounds.jsonl")
     compare(lines, simulated(raw, images=images).rounds, loss=loss)
+    if not images:  # encoders have no accuracy
+        check_models(tmp_path, images=images)
+
+
+@pytest.mark.slow
+def test_a_site_that_was_away_at_the_end_gets_its_model_later(kits: Kits, tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    kits.serve(recipe_of("fedlog"), tmp_path)
+    path = tmp_path / "run/checkpoint/federation.json"
+    state = json.loads(path.read_text())
+    assert state["finished"] == [0, 1, 2]
+    path.write_text(json.dumps({**state, "finished": [0, 1]}))
+    shutil.rmtree(tmp_path / "ulm" / MODELS)
+    kits.serve(recipe_of("fedlog"), tmp_path, ["ulm"])
+    assert len(list((tmp_path / "ulm" / MODELS).iterdir())) == 1
+    assert json.loads(path.read_text())["finished"] == [0, 1, 2]
+    check_models(tmp_path, images=False)

@@ -100,7 +100,7 @@ def test_honest_sites_do_all_rounds(ours: Hall) -> None:
     lines = ours.rounds(3)
     assert [line["clients/replied"] for line in lines] == [3, 3, 3]
     assert [line.get("refused", []) for line in lines] == [[], [], []]
-    assert [ours.site(name)["state"] for name in NAMES] == ["ready"] * 3
+    assert {ours.site(name)["state"] for name in NAMES} <= {"ready", "training"}
 
 
 def test_a_site_of_another_root_is_refused(ours: Hall, foreign: Path) -> None:

@@ -157,3 +157,27 @@ def test_a_check_without_a_network_says_what_would_leave(tmp_path: Path) -> None
     refused = fedgist(*own, "--recipe", "recipe.toml", cwd=tmp_path, code=2).stderr
     assert "policy.methods accepts fedproto" in refused
     assert not (tmp_path / "state-berlin").exists()
+
+
+@pytest.mark.environment
+def test_a_site_that_hangs_is_absent_after_the_deadline_and_comes_back(tmp_path: Path) -> None:
+    raw = recipe(
+        "fedlog",
+        rounds=1000,
+        clients={"architectures": ARCHITECTURES},
+        federation={"least_sites": 2, "least_replies": 2, "deadline_s": 3.0},
+    )
+    with real_federation(tmp_path) as fed:
+        fed.write_recipe(raw)
+        fed.start_server()
+        for name in NAMES:
+            fed.start_site(name)
+        fed.wait_for(lambda: any(len(sites) == 3 for sites in fed.participants().values()))
+        fed.processes["ulm"].signal(signal.SIGSTOP)
+        fed.wait_for(lambda: any("absent" in line for line in fed.rounds()))
+        line = next(line for line in fed.rounds() if "absent" in line)
+        assert [entry["name"] for entry in line["absent"]] == ["ulm"]
+        assert line["clients/replied"] == 2
+        fed.processes["ulm"].signal(signal.SIGCONT)
+        last = line["round"]
+        fed.wait_for(lambda: any(n > last and len(s) == 3 for n, s in fed.participants().items()))

@@ -224,7 +224,7 @@ def test_a_site_that_is_shut_out_is_not_waited_for(wire: SiteWire) -> None:
     def shut_out() -> None:
         while not site.requests:
             pass
-        wire.give_up(0)
+        wire.leave(0, site.link, for_good=True)
 
     thread = at_once(shut_out)
     assert exchanged(wire, 0, 1, deadline_s=None) == [(1, b"b")]

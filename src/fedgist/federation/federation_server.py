@@ -179,7 +179,7 @@ def serve(
             raise RecipeError(f"{folder} holds a run that is not a federation's: choose another")
         state = RunStateFile.open(folder, _in_order(roster.now()))
         side = _side(recipe, state, observer)
-        run = _run_of(kit, side, state, roster, stop or threading.Event())
+        run = _run_of(kit, side, state, roster, stop or threading.Event(), observer.note)
         run.server.listen = listen
         port = run.server.start()
         observer.note(f"listening on port {port}; sites dial {kit.address}")
@@ -197,6 +197,7 @@ class _Run:
     server: GrpcServer
     state: RunStateFile
     board: StatusBoard
+    say: Callable[[str], None]
 
     def keep_participants(self, federation: Federation, number: int | None) -> None:
         """After each round, write down who took part; at the end, send the last downloads."""
@@ -210,18 +211,28 @@ class _Run:
     def finish(self, federation: Federation) -> None:
         """Send each site that took part its last download, with which its model is complete."""
         orders, downs, ctx = federation.downloads(federation.round)
-        waiting = set(self.state.state.last)
+        waiting = set(self.state.state.last) - set(self.state.state.finished)
         end = time.monotonic() + self.side.setup.federation.deadline_s
         while waiting and time.monotonic() < end:
             pairs = [(o, d) for o, d in zip(orders, downs, strict=True) if o.client in waiting]
             recipients, messages = [o for o, _ in pairs], [d for _, d in pairs]
-            waiting -= self.engine.remote.finish(ctx, recipients, messages)
+            received = self.engine.remote.finish(ctx, recipients, messages)
+            self.state.finish(received)
+            waiting -= received
             if waiting:
                 self.engine.wait_for(len(waiting), waiting, LOOK_S)
+        for site in sorted(waiting):
+            name = self.board.sites[site].name
+            self.say(f"{name} has not received its model: start the server again when it is there")
 
 
 def _run_of(
-    kit: Kit, side: ServerContext, state: RunStateFile, roster: RosterFile, stop: threading.Event
+    kit: Kit,
+    side: ServerContext,
+    state: RunStateFile,
+    roster: RosterFile,
+    stop: threading.Event,
+    say: Callable[[str], None],
 ) -> _Run:
     section = side.setup.federation
     run = state.state.run
@@ -244,7 +255,7 @@ def _run_of(
     side = replace(side, online=engine.online)
     desk = SiteDesk(side, state, board, roster, kit.certificate, stop)
     server = GrpcServer(kit, "", desk, wire, state.folder)
-    return _Run(desk, side, engine, server, state, board)
+    return _Run(desk, side, engine, server, state, board, say)
 
 
 def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:

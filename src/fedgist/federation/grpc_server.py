@@ -341,12 +341,12 @@ class GrpcServer:
             reason = self.desk.why_refused(link.identity)
         LOG.warning("the stream of %s is cut: %s", link.identity.name, reason)
         self.desk.saw(link.number, "revoked", reason)
-        self.wire.give_up(link.number)
         link.end(grpc.StatusCode.PERMISSION_DENIED, reason)
         await asyncio.sleep(STOP_S)
 
     def _left(self, link: Link, send: Callable[[Request], None]) -> None:
-        self.wire.leave(link.number, send)
+        revoked = link.status is grpc.StatusCode.PERMISSION_DENIED
+        self.wire.leave(link.number, send, for_good=revoked)
         if self.links.get(link.number) is link:
             del self.links[link.number]
             self.desk.saw(link.number, "absent")

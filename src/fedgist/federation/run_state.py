@@ -28,7 +28,7 @@ class RunState(BaseModel):
     """The identity of a run, its sites, the round that was begun, and each site's last answer.
 
     ``begun`` is a round and the sites that were ready for it: if the server is killed, the round is
-    done again with the same sites.
+    done again with the same sites. ``finished`` are the sites that have their last download.
     """
 
     model_config = CLOSED
@@ -38,6 +38,7 @@ class RunState(BaseModel):
     names: tuple[str, ...]
     begun: tuple[int, tuple[int, ...]] | None = None
     last: dict[int, StageKey] = {}
+    finished: tuple[int, ...] = ()
 
 
 @dataclass
@@ -74,6 +75,10 @@ class RunStateFile:
         }
         if later:
             self._change(last={**self.state.last, **later})
+
+    def finish(self, sites: Collection[int]) -> None:
+        """Write down that sites have their last download."""
+        self._change(finished=tuple(sorted({*self.state.finished, *sites})))
 
     def write(self) -> None:
         """Write the state."""

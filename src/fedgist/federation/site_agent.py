@@ -99,11 +99,7 @@ class SiteAgent:
         """Read the recipe, the rows, the model and the stored state of a run."""
         if plan.number >= len(plan.names):
             raise SiteError(f"the server calls this site number {plan.number} of {len(plan.names)}")
-        recipe = recorded(plan.recipe)
-        if (digest := digest_of_recipe(recipe)) != plan.digest:
-            raise SiteError(f"the recipe's digest is {digest}; the server's is {plan.digest}")
-        check_names(recipe, self.file)
-        check_approved(recipe, self.file)
+        recipe = self._recipe(plan)
         check_run(setup_at_site(recipe, self.file), self.file)
         part = site_part(recipe, plan.names, plan.number, self.file, self._secret(), self.say)
         with as_workers_do():
@@ -116,7 +112,7 @@ class SiteAgent:
             site.restore(state)
         hello = Hello(
             run=plan.run,
-            digest=digest,
+            digest=plan.digest,
             number=plan.number,
             outlines=outlines(part.task),
             public_digest=part.task.public_digest,
@@ -126,6 +122,20 @@ class SiteAgent:
             self.say(sentence)
         audit_log.write(self.folder, f"run {plan.run}: takes part as number {plan.number}")
         return Prepared(site, part, recipe, hello)
+
+    def _recipe(self, plan: Plan) -> Recipe:
+        """Return the recipe of a plan, if the site's policy allows all that it names."""
+        recipe, places = recorded(plan.recipe), len(plan.names)
+        if (digest := digest_of_recipe(recipe)) != plan.digest:
+            raise SiteError(f"the recipe's digest is {digest}; the server's is {plan.digest}")
+        check_names(recipe, self.file)
+        check_approved(recipe, self.file)
+        count = 0 if recipe.left_open else recipe.clients.num_clients
+        if count > places:  # a huge number would fill the memory
+            raise SiteError(
+                f"the recipe has clients.num_clients = {count}, and the plan names {places} sites"
+            )
+        return recipe
 
     def _begins_anew(self, plan: Plan, state: SiteState | None) -> bool:
         """Return whether the site begins anew although it answered before; refuse if it may not."""

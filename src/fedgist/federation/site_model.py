@@ -66,6 +66,7 @@ def _alone(part: SitePart, site: SiteFile) -> Recipe:
     text, client = part.side.setup.text, part.population.clients[0]
     tables = _own_models(text, client.architectures, site)
     clients = {"num_clients": 1, "init": text.clients.init, **tables}
+    built = next(iter(tables.values()), part.side.task.architectures)
     return text.changed(
         {
             "data": data_section(part.side.setup, site),
@@ -76,7 +77,7 @@ def _alone(part: SitePart, site: SiteFile) -> Recipe:
             "evaluate": EvaluateSection(),
             "facts": None,
             "federation": None,
-            "engine.plans": dict.fromkeys(part.side.task.architectures, Plan(1, stack=False)),
+            "engine.plans": dict.fromkeys(built, Plan(1, stack=False)),
         }
     )
 

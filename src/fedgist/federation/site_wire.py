@@ -106,19 +106,17 @@ class SiteWire:
                     send(request)
             self.changed.notify_all()
 
-    def leave(self, client: int, send: Send) -> None:
-        """Disconnect a site, unless it has connected anew with another ``send``."""
+    def leave(self, client: int, send: Send, *, for_good: bool = False) -> None:
+        """Disconnect a site, unless it has connected anew with another ``send``.
+
+        If it left for good, nobody waits for its replies any longer.
+        """
         with self.changed:
             if self._links.get(client) is send:
                 del self._links[client]
-            self.changed.notify_all()
-
-    def give_up(self, client: int) -> None:
-        """Wait no longer for a site that is shut out; its requests are not sent again."""
-        with self.changed:
-            for request in self._open.values():
-                if request.client == client:
-                    request.parts = None
+                for request in self._open.values():
+                    if for_good and request.client == client:
+                        request.parts = None
             self.changed.notify_all()
 
     def accepted(self, client: int, begin: Begin) -> Request | None:
