@@ -48,7 +48,7 @@ def marked(method: str) -> ParameterSet:
     return pytest.param(method, marks=mark)
 
 
-@pytest.mark.parametrize("method", map(marked, METHODS_OF_SITES))
+@pytest.mark.parametrize("method", [marked(name) for name in METHODS_OF_SITES])
 def test_over_the_network_a_method_gives_the_simulations_numbers(
     method: str, kits: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

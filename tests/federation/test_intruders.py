@@ -55,6 +55,7 @@ from intruders import (
 from real_federation import RealFederation, real_federation
 from three_sites import NAMES, recipe
 
+pytestmark = pytest.mark.slow  # together they are
 PERMISSION_DENIED = grpc.StatusCode.PERMISSION_DENIED
 FAILED_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT
@@ -612,7 +613,6 @@ def greeted(frames: Iterator[bytes]) -> Iterator[bytes]:
     raise AssertionError("a site greeted a server of another root")
 
 
-@pytest.mark.slow
 def test_intruders_among_real_processes(foreign: Path, tmp_path: Path) -> None:
     """One federation: a false server, a policy, a kit used twice, a revocation, a stop."""
     with real_federation(tmp_path) as fed:

@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CASES)
 def test_the_sites_give_the_numbers_of_the_simulation(method: str, tmp_path: Path) -> None:
     write_rows(tmp_path)
