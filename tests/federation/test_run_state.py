@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 from fedgist.federation.run_state import STATUS, SiteStatus, StatusBoard
+from fedgist.federation.site_wire import SiteWire
+from fedgist.federation.sites_engine import SitesEngine
+from fedgist.recipe.federation_section import FederationSection
 
 THREADS, SITES, WRITES = 4, 50, 400
 
@@ -20,3 +25,13 @@ def test_the_board_is_written_whole_by_several_threads(tmp_path: Path) -> None:
         list(pool.map(lambda n: board.saw(n % SITES, states[n]), range(WRITES)))
     assert len(json.loads((tmp_path / STATUS).read_text())["sites"]) == SITES
     assert [path.name for path in tmp_path.iterdir()] == [STATUS]
+
+
+def test_the_reason_of_another_attempt_is_shown_during_the_pause(tmp_path: Path) -> None:
+    # seen: "3 of 4 sites are ready; missing: nobody" in a federation of three
+    board, absent = StatusBoard(tmp_path, "run", "federation", "localhost:8443"), Any
+    parts: Any = (absent, SiteWire(), (), FederationSection(), absent, board, Event(), 0.01)
+    engine = SitesEngine(*parts)
+    engine.before_repeating("2 of 3 clients replied, and 3 are needed")
+    assert board.waiting_for == "2 of 3 clients replied, and 3 are needed"
+    assert (board.attempt, engine.pause_s) == (2, 0.02)

@@ -14,7 +14,7 @@ from fedgist.errors import FedgistError, InputError
 from fedgist.federation.recipe_check import check_stated
 from fedgist.federation.server_setup import PRIVATE, server_context
 from fedgist.federation.site_file import SiteFile, SiteTable, read_site_file
-from fedgist.federation.site_policy import check_approved, check_names, check_run
+from fedgist.federation.site_policy import check_approved, check_names, check_run, described
 from fedgist.federation.site_setup import allowed_rows, plain_data, site_part, try_training
 from fedgist.recipe.resolve import resolve
 from fedgist.world.privacy_budget import PrivacyBudget
@@ -239,3 +239,18 @@ def test_a_wrong_site_file_is_one_line_that_names_the_key(
         read_site_file(tmp_path / "site.toml")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_policy_in_words_names_the_rows_that_are_not_used(rows: Path) -> None:
+    words = described(site(rows, policy={"least_rows": 5, "never_released": ["3", "4"]}))
+    assert "classes with fewer than 5 training rows are not used" in words
+    assert "never used: rows of 3, 4" in words
+
+
+def test_nothing_says_that_a_federation_is_a_simulation() -> None:
+    privacy = {"unit": "record", "where": "local", "epsilon": 1, "delta": 1e-5, "clip": 5}
+    privacy |= {"noise": "system"}
+    text = parsed(recipe("fedlog", facts=PRIVATE_FACTS, privacy=privacy, clients={"max_rows": 900}))
+    side = server_context(resolve(text), NAMES)
+    assert any("epsilon 1" in note for note in side.notes)
+    assert not any("simulat" in note for note in side.notes)
