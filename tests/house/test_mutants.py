@@ -25,10 +25,10 @@ def marks(path: Path, function: str) -> list[str]:
     return [ast.unparse(node) for node in found.decorator_list] + of_module
 
 
-def test_there_are_forty_and_none_is_there_twice() -> None:
-    assert len(MUTANTS) == 40
-    assert len({(m.file, m.old, m.new) for m in MUTANTS}) == 40
-    assert len({m.what for m in MUTANTS}) == 40
+def test_there_are_many_and_none_is_there_twice() -> None:
+    assert len(MUTANTS) >= 47
+    assert len({(m.file, m.old, m.new) for m in MUTANTS}) == len(MUTANTS)
+    assert len({m.what for m in MUTANTS}) == len(MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: Path(m.file).stem)
@@ -45,7 +45,7 @@ def test_a_fault_can_be_made_and_its_test_is_quick(mutant: Mutant) -> None:
 
 
 def test_a_fault_is_picked_by_its_number_or_a_text() -> None:
-    assert list(chosen(MUTANTS, "")) == list(range(1, 41))
+    assert list(chosen(MUTANTS, "")) == list(range(1, len(MUTANTS) + 1))
     assert chosen(MUTANTS, "3") == {3: MUTANTS[2]}
     assert MUTANTS[2] in chosen(MUTANTS, MUTANTS[2].file).values()
-    assert chosen(MUTANTS, "41") == {}
+    assert chosen(MUTANTS, str(len(MUTANTS) + 1)) == {}

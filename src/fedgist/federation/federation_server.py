@@ -271,6 +271,7 @@ def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:
             stop=run.engine.stop,
         )
         run.server.end("the run has ended")
+        observer.note(f"the run has ended; look at it with: fedgist show {place.folder}")
     except Stopped:
         if not run.desk.stopped_by:
             raise

@@ -141,6 +141,14 @@ class StatusBoard:
             site.refusals += state == "refused"
         self.write()
 
+    def refusal(self, number: int, reason: str) -> None:
+        """Count a stage that a site refused, or a reply of it that was refused."""
+        with self.lock:
+            self.sites[number].refusals += 1
+            self.sites[number].note = reason
+            self.changed = True
+        self.refresh()
+
     def moved(self, number: int, sent: int, received: int) -> None:
         """Count the bytes of a request to a site, which then works on it, or of its reply."""
         with self.lock:

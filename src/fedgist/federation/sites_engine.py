@@ -96,6 +96,8 @@ class SitesEngine:
         place = self.remote.method.stages(ctx).index(ctx.stage)
         self.state.answered(sites, (ctx.round, place))
         self.took_part &= sites
+        for who, reason in answer.refused:
+            self.board.refusal(who.client, reason)
         for site in sites:
             self.board.sites[site].last_round = ctx.round
         return answer

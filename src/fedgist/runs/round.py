@@ -158,13 +158,13 @@ class Federation:
 
     def _do_stages(self, number: int, pauses: Callable[[str], bool]) -> PartialRound:
         """Do the remaining stages of a round, and return the record of all its stages."""
-        began, stages = time.perf_counter(), self.method.stages(self.context("", number))
+        stages = self.method.stages(self.context("", number))
         if self.releases is not None:
             self.releases.begin(number, self._stages_done(number), steps=self._steps)
         if self.under_way is None or self.under_way.record.number != number:
             record = RoundRecord(number, tuple(self.task.training.pools))
             self.under_way = PartialRound(record, self._select(number, stages))
-        now = self.under_way
+        now, began = self.under_way, time.perf_counter()  # sites were waited for before
         before = now.seconds
         for stage in stages[now.done :]:
             server_only = self._do_stage(self.context(stage, number), now)
