@@ -141,7 +141,11 @@ class GrpcServer:
             If the address cannot be used.
         """
         self.thread.start()
-        self.server, port = self._run(self._open())
+        try:
+            self.server, port = self._run(self._open())
+        except OutputError:
+            self._end_thread()
+            raise
         return port
 
     def end(self, text: str) -> None:
@@ -164,8 +168,12 @@ class GrpcServer:
 
         if self.thread.is_alive():
             self._run(stop())
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
+            self._end_thread()
+
+    def _end_thread(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
 
     def _run(self, work: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
