@@ -295,7 +295,7 @@ class GrpcServer:
         except FedgistError as error:
             status = grpc.StatusCode.FAILED_PRECONDITION
             raise self._refused(link.identity, error, status) from error
-        await stream.write(note({"ready": True}))
+        link.outgoing.put_nowait(note({"ready": True}))  # one task writes, as gRPC demands
         self.desk.saw(link.number, "ready")
         self.wire.join(link.number, send)
         try:
