@@ -35,3 +35,19 @@ def test_the_reason_of_another_attempt_is_shown_during_the_pause(tmp_path: Path)
     engine.before_repeating("2 of 3 clients replied, and 3 are needed")
     assert board.waiting_for == "2 of 3 clients replied, and 3 are needed"
     assert (board.attempt, engine.pause_s) == (2, 0.02)
+
+
+def test_a_message_on_its_way_does_not_hide_that_a_site_was_cut(tmp_path: Path) -> None:
+    # seen: a revoked site was shown as training
+    board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
+    board.sites = {0: SiteStatus("berlin", 0)}
+    board.saw(0, "ready")
+    board.moved(0, 10, 0)
+    assert board.sites[0].state == "training"
+    board.saw(0, "revoked", "its certificate was revoked")
+    board.moved(0, 10, 0)
+    board.moved(0, 0, 7)
+    board.saw(0, "absent")
+    site = board.sites[0]
+    assert (site.state, site.note) == ("revoked", "its certificate was revoked")
+    assert (site.sent_bytes, site.received_bytes) == (20, 7)

@@ -92,6 +92,7 @@ class RunStateFile:
 
 
 NEVER: StageKey = (-1, 0, "")
+AT_WORK = ("ready", "training")
 BETWEEN_S = 0.3  # between two writes of what changes with every message
 SHUT_OUT = ("refused", "revoked")  # states of a site with a note that says why
 
@@ -157,7 +158,8 @@ class StatusBoard:
                 site.sent_bytes + sent,
                 site.received_bytes + received,
             )
-            site.state, site.since = "training" if sent else "ready", time.time()
+            if site.state in AT_WORK:  # not of a site that was cut in the meantime
+                site.state, site.since = "training" if sent else "ready", time.time()
             self.changed = True
         self.refresh()
 
