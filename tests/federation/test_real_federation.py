@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commands import fedgist
 from fedgist.runs.record import read_lines
 from real_federation import RealFederation, compare, real_federation
-from three_sites import ARCHITECTURES, NAMES, recipe, recipe_of, simulated
+from three_sites import ARCHITECTURES, HETEROGENEOUS, NAMES, recipe, recipe_of, simulated
 
 PATIENT = {"deadline_s": 60.0, "first_deadline_s": 120.0}
 
@@ -44,9 +45,25 @@ def test_a_site_and_the_server_are_killed_and_the_run_is_the_simulations(tmp_pat
 
 
 @pytest.mark.environment
-@pytest.mark.parametrize("method", ["fedlog", "fedavg", "repshare", "merged_codist", "flesd"])
-def test_four_processes_give_the_simulations_numbers(method: str, tmp_path: Path) -> None:
-    raw, images = recipe_of(method, rounds=3), method == "flesd"
+@pytest.mark.parametrize(
+    ("method", "sections"),
+    [
+        ("fedlog", {}),
+        ("repshare", {}),
+        ("merged_codist", {}),
+        ("fedavg", {}),
+        ("fedavg", HETEROGENEOUS),
+        ("flesd", {}),
+        ("flesd", HETEROGENEOUS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value) or "own",
+)
+def test_four_processes_give_the_simulations_numbers(
+    method: str, sections: dict[str, Any], tmp_path: Path
+) -> None:
+    raw, images = recipe_of(method, rounds=3) | sections, method == "flesd"
+    if sections:
+        raw.pop("model", None)
     with real_federation(tmp_path, images=images) as fed:
         for name in NAMES:
             fed.write_site(name, public={"path": "public.npz"})
