@@ -273,7 +273,7 @@ def many(repeats: int) -> dict[str, float]:
     return {
         "federation: 50 sites, best s a round": min(took),
         "federation: 50 sites, median s a round": statistics.median(took),
-        f"federation: 50 sites, {ROUNDS} rounds with the sites' start, s": sum(took),
+        f"federation: 50 sites, {ROUNDS} rounds, s": sum(took),
     }
 
 
