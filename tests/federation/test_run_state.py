@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
+
+import pytest
 
 from fedgist.federation.run_state import STATUS, SiteStatus, StatusBoard
 from fedgist.federation.site_wire import SiteWire
@@ -51,3 +54,17 @@ def test_a_message_on_its_way_does_not_hide_that_a_site_was_cut(tmp_path: Path) 
     site = board.sites[0]
     assert (site.state, site.note) == ("revoked", "its certificate was revoked")
     assert (site.sent_bytes, site.received_bytes) == (20, 7)
+
+
+def test_a_full_disk_does_not_end_a_run_because_of_its_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
+    board.sites = {0: SiteStatus("berlin", 0)}
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.open", full)
+    board.saw(0, "ready")
+    assert "No space left on device" in caplog.text

@@ -236,10 +236,10 @@ class GrpcServer:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._left(link, send)
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
+            self._left(link, send)
         await self._closed(link, results, stream)
 
     async def _closed(self, link: Link, results: Sequence[object], stream: Stream) -> None:

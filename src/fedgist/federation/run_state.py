@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import threading
 import time
@@ -14,12 +15,13 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from fedgist.engines.site import StageKey
-from fedgist.errors import CheckpointError, first_line
+from fedgist.errors import CheckpointError, OutputError, first_line
 from fedgist.federation.run_plan import Hex
 from fedgist.recipe.section import CLOSED
 from fedgist.runs import atomic_files as files
 from fedgist.runs.run_directory import FEDERATION_STATE
 
+LOG = logging.getLogger(__name__)
 STATUS = "federation.json"
 PARTICIPANTS = "participants.csv"
 
@@ -189,4 +191,7 @@ class StatusBoard:
         with self.writing:
             self.changed, self.written = False, time.monotonic()
             text = json.dumps(self.plain()) + "\n"
-            files.write(self.folder / STATUS, text, durable=False)  # only a view
+            try:
+                files.write(self.folder / STATUS, text, durable=False)
+            except (OSError, OutputError) as error:  # it is only a view: the run goes on
+                LOG.warning("%s", error)
