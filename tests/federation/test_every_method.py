@@ -39,8 +39,8 @@ def check_models(folder: Path, *, images: bool) -> None:
 
 
 METHODS_OF_SITES = [name for name in METHODS if not METHODS[name]().merges_clients]
-# several stages, pools, and a server that distills; the others in `make test-all`
-ALWAYS = ("cs_fl", "merged_codist", "flesd")
+# several stages, and pools; the others in `make test-all`
+ALWAYS = ("cs_fl", "merged_codist")
 
 
 def marked(method: str) -> ParameterSet:
