@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import fedgist  # noqa: F401  # once, before doctests import its modules a second time
 from fedgist.engines import worker_pool
 
 # the same examples in every run, however long one takes on a busy machine
-settings.register_profile("fixed", derandomize=True, deadline=None)
+PATIENT = [HealthCheck.too_slow]
+settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=PATIENT)
 settings.load_profile("fixed")
 torch.set_num_threads(1)  # test workers and their forks share the cores
 
