@@ -11,10 +11,19 @@ from typing import Any
 
 import pytest
 
-from fedgist.federation.run_state import STATUS, SiteStatus, StatusBoard
+from fedgist.engines.engine import Answer
+from fedgist.errors import FederationError
+from fedgist.federation.federation_server import RosterFile, SiteDesk
+from fedgist.federation.roster import ROSTER, Roster, write_roster
+from fedgist.federation.run_plan import Greeting, Hello, Plan, Versions, outlines
+from fedgist.federation.run_state import STATUS, RunStateFile, SiteStatus, StatusBoard
+from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_wire import SiteWire
 from fedgist.federation.sites_engine import SitesEngine
 from fedgist.recipe.federation_section import FederationSection
+from fedgist.recipe.resolve import resolve
+from fedgist.runs.round import context
+from three_sites import NAMES, SAME, parsed, recipe
 
 THREADS, SITES, WRITES = 4, 50, 400
 
@@ -68,3 +77,38 @@ def test_a_full_disk_does_not_end_a_run_because_of_its_view(
     monkeypatch.setattr("pathlib.Path.open", full)
     board.saw(0, "ready")
     assert "No space left on device" in caplog.text
+
+
+def test_a_site_that_begins_anew_is_in_the_record(tmp_path: Path) -> None:
+    raw = recipe("fedavg", federation={"state_lost": "begin"}, **SAME)
+    side = server_context(resolve(parsed(raw)), NAMES)
+    state = RunStateFile.open(tmp_path, NAMES)
+    state.answered([1], (4, 0))
+    board = StatusBoard(tmp_path, state.state.run, "t", "localhost:8443")
+    board.sites = {n: SiteStatus(name, n) for n, name in enumerate(NAMES)}
+    write_roster(tmp_path / ROSTER, Roster("t", {name: n for n, name in enumerate(NAMES)}))
+    desk = SiteDesk(side, state, board, RosterFile(tmp_path / ROSTER), b"", Event())
+    greeting = Greeting(process="p", versions=Versions.own()).model_dump()
+    plan = Plan.model_validate(desk.plan(1, greeting))
+    assert plan.last == (4, 0, "")
+    hello = Hello(run=plan.run, digest=plan.digest, number=1, outlines=outlines(side.task))
+    with pytest.raises(FederationError, match="the site lost its state: it answered round 4"):
+        desk.judge(1, hello.model_dump(mode="json"))
+    desk.judge(1, hello.model_copy(update={"began_anew": True}).model_dump(mode="json"))
+
+    class Remote:
+        method = side.method
+
+        def ask(self, *given: Any) -> Answer:
+            return Answer(events=("another",))
+
+    remote: Any = Remote()
+    engine = SitesEngine(
+        remote, SiteWire(), side.clients, FederationSection(), state, board, Event(), news=desk.news
+    )
+    ctx = context(side, 5, "train")
+    assert engine.ask(ctx, [], []).events == (
+        "another",
+        "client 1 (lyon) lost its state and begins anew",
+    )
+    assert engine.ask(ctx, [], []).events == ("another",)

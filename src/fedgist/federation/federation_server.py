@@ -89,6 +89,7 @@ class SiteDesk:
     stop: threading.Event
     plans: dict[int, Plan] = field(default_factory=dict)
     stopped_by: str = ""  # an administrator
+    news: list[str] = field(default_factory=list)  # sentences for the next round's line
 
     def why_refused(self, identity: Identity) -> str | None:
         """Return why a certificate is not accepted; None if it is."""
@@ -129,6 +130,10 @@ class SiteDesk:
         site = parsed_note(Hello, hello)
         task = self.side.task
         check_hello(self.plans[number], site, outlines(task), task.public_digest)
+        if site.began_anew:
+            name = self.board.sites[number].name
+            self.news.append(f"client {number} ({name}) lost its state and begins anew")
+            LOG.warning("%s", self.news[-1])
 
     def saw(self, number: int, state: str, text: str = "") -> None:
         """Take note of a site's state."""
@@ -253,7 +258,7 @@ def _run_of(
     engine = SitesEngine(remote, wire, side.clients, section, state, board, stop)
     wire.check, remote.before_repeating = engine.check_stop, engine.before_repeating
     side = replace(side, online=engine.online)
-    desk = SiteDesk(side, state, board, roster, kit.certificate, stop)
+    desk = SiteDesk(side, state, board, roster, kit.certificate, stop, news=engine.news)
     server = GrpcServer(kit, "", desk, wire, state.folder)
     return _Run(desk, side, engine, server, state, board, say)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from fedgist.core.method import ClientInfo, Context, Order, Reply
 from fedgist.core.replies import Subtotal
@@ -34,6 +34,7 @@ class SitesEngine:
     stop: threading.Event
     pause_s: float = FIRST_PAUSE_S
     took_part: frozenset[int] = frozenset()  # in all stages of the round
+    news: list[str] = field(default_factory=list)  # sentences for the next round's line
 
     def check_stop(self) -> None:
         """Raise Stopped if the run is to stop: nothing is lost, for sites keep their replies.
@@ -96,11 +97,13 @@ class SitesEngine:
         place = self.remote.method.stages(ctx).index(ctx.stage)
         self.state.answered(sites, (ctx.round, place))
         self.took_part &= sites
+        news = tuple(self.news)
+        del self.news[: len(news)]  # another thread may have added some
         for who, reason in answer.refused:
             self.board.refusal(who.client, reason)
         for site in sites:
             self.board.sites[site].last_round = ctx.round
-        return answer
+        return replace(answer, events=(*answer.events, *news))
 
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
