@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from fedgist.errors import MethodError
 from fedgist.federation.site_agent import MODELS
 from fedgist.methods import METHODS
 from fedgist.runs.evaluation import score_rows
 from fedgist.runs.finished.trained_models import trained_model
+from fedgist.runs.forgetting import forget
 from fedgist.runs.record import read_lines
 from fedgist.runs.runner import load_run
 from real_federation import compare
@@ -76,3 +78,6 @@ def test_a_site_that_was_away_at_the_end_gets_its_model_later(kits: Kits, tmp_pa
     assert len(list((tmp_path / "ulm" / MODELS).iterdir())) == 1
     assert json.loads(path.read_text())["finished"] == [0, 1, 2]
     check_models(tmp_path, images=False)
+    (place,) = (tmp_path / "ulm" / MODELS).iterdir()
+    with pytest.raises(MethodError, match="is a site's own model, which keeps no messages"):
+        forget(place, 0)

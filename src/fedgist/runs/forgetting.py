@@ -14,6 +14,7 @@ from fedgist.errors import CheckpointError, MethodError
 from fedgist.recipe.overrides import Overrides
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.last_download import DOWNLOADS
 from fedgist.runs.round import Federation
 from fedgist.runs.run_directory import locked
 from fedgist.runs.runner import load_run
@@ -27,6 +28,11 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
     The run's checkpoint is replaced, including the state of the best round. A resumed run records
     the event. Models of other clients still contain what they learned from the client.
     """
+    if (folder / DOWNLOADS).exists():
+        raise MethodError(
+            f"{folder} is a site's own model, which keeps no messages of clients: the server's run "
+            "directory does"
+        )
     with locked(folder):
         federation, world = load_run(folder, given)
         number = client_number(world.partition, client)
