@@ -202,3 +202,15 @@ def test_a_site_that_lost_its_state_does_not_release_a_charged_round_again(tmp_p
     header, _ = unseal(again.answer(request(side, 2)), ANY_SIZE)
     assert header.reason.startswith("round 2 was charged before this site lost its state")
     assert unseal(again.answer(request(side, 3)), ANY_SIZE)[0].purpose == "reply"
+
+
+@pytest.mark.slow
+def test_a_private_run_is_charged_also_before_the_owner_sets_a_limit(tmp_path: Path) -> None:
+    # seen: runs before policy.epsilon was set were not counted
+    write_rows(tmp_path)
+    side = side_of(recipe("fedlog", **PRIVATE))
+    agent = SiteAgent(site_file(tmp_path, epsilon=None))
+    agent.prepare(plan_of(side))
+    assert unseal(agent.answer(request(side, 1)), ANY_SIZE)[0].purpose == "reply"
+    ledger = json.loads((tmp_path / "state/ledger.json").read_text())
+    assert ledger["accounts"]["data"]["runs"][RUN]["round"] == 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedgist.errors import FedgistError, InputError
-from fedgist.federation.recipe_check import check_stated
+from fedgist.federation.recipe_check import as_federated, check_stated
 from fedgist.federation.server_setup import PRIVATE, server_context
 from fedgist.federation.site_file import SiteFile, SiteTable, read_site_file
 from fedgist.federation.site_policy import check_approved, check_names, check_run, described
@@ -175,8 +175,11 @@ def test_only_the_approved_recipe_runs(rows: Path, tmp_path: Path) -> None:
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    ({"facts": {"input_shape": [63]}}, "its input_shape are [64], and the recipe states [63]"),
-    ({"facts": {"input_shape": [64], "element": "uint8"}}, "its element are 'float32'"),
+    ({"facts": {"input_shape": [63]}}, "input_shape is [64] here, and [63] in the recipe"),
+    (
+        {"facts": {"input_shape": [64], "element": "uint8"}},
+        "element is 'float32' here, and 'uint8' in the recipe",
+    ),
     ({"data": {"classes": list("01234")}}, "the label '5' is not among the classes"),
 ]
 
@@ -251,6 +254,22 @@ def test_nothing_says_that_a_federation_is_a_simulation() -> None:
     privacy = {"unit": "record", "where": "local", "epsilon": 1, "delta": 1e-5, "clip": 5}
     privacy |= {"noise": "system"}
     text = parsed(recipe("fedlog", facts=PRIVATE_FACTS, privacy=privacy, clients={"max_rows": 900}))
-    side = server_context(resolve(text), NAMES)
+    side = server_context(resolve(as_federated(text)), NAMES)
     assert any("epsilon 1" in note for note in side.notes)
     assert not any("simulat" in note for note in side.notes)
+
+
+def test_test_rows_of_a_class_without_training_rows_are_held_back_too(rows: Path) -> None:
+    # seen: such rows were scored, because no training row of the class was held back
+    data = plain_data(site(rows))
+    without = data.only((data.y != 3).nonzero().squeeze(1))
+    assert bool((without.y_test == 3).any())
+    for policy in ({"least_rows": 2}, {"never_released": ["3"]}):
+        kept, _ = allowed_rows(without, site(rows, policy=policy))
+        assert not bool((kept.y_test == 3).any())
+
+
+def test_more_rows_than_the_recipe_allows_are_refused_at_the_site(rows: Path) -> None:
+    text = parsed(recipe("fedlog", clients={"max_rows": 100}, **SAME))
+    with pytest.raises(InputError, match=r"has 365 training rows; the recipe states clients.max_r"):
+        site_part(text, NAMES, 0, site(rows), secret=1)

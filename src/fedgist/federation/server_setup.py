@@ -24,7 +24,6 @@ from fedgist.runs.evaluation import check_evaluation
 from fedgist.world.declared import declared_facts
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.objective_choice import check_method_reads, objective_of
-from fedgist.world.privacy_budget import MEASURED
 from fedgist.world.public_data import public_source
 from fedgist.world.server_context import ServerContext
 from fedgist.world.server_parts import (
@@ -59,7 +58,7 @@ def server_context(
     holds_out = setup.data.validation > 0
     side = server_of(setup, facts, task, models, members, holds_out=holds_out, say=say)
     check_evaluation(side)
-    return replace(side, notes=tuple(note for note in side.notes if note != MEASURED))
+    return side
 
 
 def places(setup: Setup, names: Sequence[str]) -> tuple[str, ...]:

@@ -34,7 +34,6 @@ class Prepared:
 
     site: Site
     part: SitePart
-    recipe: Recipe
     hello: Hello
 
 
@@ -61,7 +60,7 @@ class SiteAgent:
                 raise
         last = max(before.site.done, default=None)
         hello = before.hello.model_copy(update={"last": last})
-        self.prepared = Prepared(before.site, before.part, before.recipe, hello)
+        self.prepared = Prepared(before.site, before.part, hello)
         return hello.model_dump(mode="json")
 
     def largest(self) -> int:
@@ -121,7 +120,7 @@ class SiteAgent:
         for sentence in part.left_out:
             self.say(sentence)
         audit_log.write(self.folder, f"run {plan.run}: takes part as number {plan.number}")
-        return Prepared(site, part, recipe, hello)
+        return Prepared(site, part, hello)
 
     def _recipe(self, plan: Plan) -> Recipe:
         """Return the recipe of a plan, if the site's policy allows all that it names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 
 from fedgist.engines.envelope import Header
@@ -15,7 +15,6 @@ from fedgist.recipe.reading import Recipe, flat, own_places, read
 from fedgist.recipe.resolve import Setup
 from fedgist.world.privacy_budget import PrivacyBudget
 
-AT_HOME = ("model.weights",)  # files of the site's own machine, which a server may not name
 #: Sections in which a site and an approved recipe may differ: how the work is done, and where.
 WORK = ("engine", "federation", "paper", "tune")
 
@@ -109,10 +108,11 @@ class ReleasePolicy:
     lost: int = -1
 
     def before_training(self, request: Header) -> None:
-        """Charge the ledger for a round, or refuse it."""
-        limit = self.site.policy.epsilon
-        if limit is None or self.budget is None:
+        """Charge the ledger for a round, or refuse it. Without a limit, it is charged as well."""
+        if self.budget is None:
             return
+        stated = self.site.policy.epsilon
+        limit = math.inf if stated is None else stated
         if request.round <= self.lost:
             raise MessageError(
                 f"round {request.round} was charged before this site lost its state: its release "
@@ -132,7 +132,7 @@ class ReleasePolicy:
             )
 
 
-def described(site: SiteFile, sentences: Sequence[str] = ()) -> list[str]:
+def described(site: SiteFile) -> list[str]:
     """Return the policy in words."""
     policy = site.policy
     methods = listed(policy.methods) if policy.methods else "every method of fedgist"
@@ -146,4 +146,4 @@ def described(site: SiteFile, sentences: Sequence[str] = ()) -> list[str]:
     never = policy.never_released
     words += [f"never used: rows of {listed(never)}"] if never else []
     words += ["losses and scores leave" if policy.shares_scores else "losses and scores stay here"]
-    return [*words, *sentences]
+    return words

@@ -171,7 +171,7 @@ def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...
         for name, applies in zip(data.names, mask.tolist(), strict=True)
         if applies
     ]
-    if not sentences:
+    if not any(bool(held_back[y].any()) for y in (data.y, data.y_test)):
         return data, ()
     kept, kept_test = (~held_back[y] for y in (data.y, data.y_test))
     if not bool(kept.any()):
@@ -266,6 +266,12 @@ def data_section(setup: Setup, site: SiteFile) -> Data:
 
 def _population(setup: Setup, side: ServerContext, data: Dataset, number: int) -> Population:
     """Return the site's rows as a population of one client."""
+    most = setup.clients.max_rows
+    if most is not None and len(data.y) > most:
+        raise SiteError(
+            f"{data.name} has {len(data.y)} training rows; the recipe states clients.max_rows = "
+            f"{most}"
+        )
     if side.task.objective.views > 1 and len(data.y) < LEAST_ROWS:
         raise SiteError(f"{data.name} has fewer than {LEAST_ROWS} rows, too few to compare")
     key, share = random.key(setup.seed, "partition"), setup.data.validation

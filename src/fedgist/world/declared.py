@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.facts import DataFacts
@@ -99,7 +98,7 @@ def differences(declared: DataFacts, own: DataFacts) -> Iterator[str]:
     }
     for fact, (stated, actual) in pairs.items():
         if stated != actual:
-            yield f"its {fact} are {shown(actual)}, and the recipe states {shown(stated)}"
+            yield f"{fact} is {shown(actual)} here, and {shown(stated)} in the recipe"
     for name, (low, high) in own.annotations.items():
         least, most = declared.annotations.get(name, (low, high))
         if low < least or high > most:
@@ -107,11 +106,6 @@ def differences(declared: DataFacts, own: DataFacts) -> Iterator[str]:
                 f"its annotation {name!r} is in [{low:g}, {high:g}], and the recipe states "
                 f"[{least:g}, {most:g}]"
             )
-
-
-def without_names(facts: DataFacts) -> DataFacts:
-    """Return facts under the common name of all sites' data."""
-    return replace(facts, name=NAME)
 
 
 def as_section(facts: DataFacts) -> dict[str, object]:
