@@ -198,6 +198,6 @@ def test_names_and_parts_do_not_depend_on_dropout() -> None:
 
 def test_texts_have_their_dropout_at_each_place() -> None:
     build = lambda: nn.Sequential(nn.Embedding(9, 5), nn.Dropout(0.5), nn.Linear(5, 9))  # noqa: E731
-    arch = split_head(build, (4,), 9, text=True)
+    arch = split_head(build, (4,), 9, words=9, target="words")
     assert arch.dropout is not None
     assert arch.start(0).features(torch.zeros(2, 4, dtype=torch.long)).shape == (2, 4, 5)

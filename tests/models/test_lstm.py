@@ -38,7 +38,9 @@ def test_it_is_torchs_lstm_without_the_second_bias() -> None:
 
 
 def test_stacked_texts_are_those_of_each_net() -> None:
-    arch = split_head(lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, text=True)
+    arch = split_head(
+        lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, words=30, target="words"
+    )
     nets = [arch.start(seed) for seed in (0, 1)]
     pair = stacked(nets[0], 2)
     pair = pair.with_arrays(
@@ -51,9 +53,9 @@ def test_stacked_texts_are_those_of_each_net() -> None:
 
 
 def test_what_comes_later_changes_nothing_before() -> None:
-    net = split_head(lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, text=True).start(
-        0
-    )
+    net = split_head(
+        lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, words=30, target="words"
+    ).start(0)
     x = torch.randint(0, 30, (3, 6))
     other = x.clone()
     other[:, 4:] = 0

@@ -13,6 +13,7 @@ from fedgist.core import random
 from fedgist.core.batch import fake_rows
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net, split_head
+from fedgist.core.target import Target
 from fedgist.core.tree import map_leaves, stack
 from fedgist.errors import RecipeError
 from fedgist.models import MODELS
@@ -55,9 +56,12 @@ def test_every_model_splits_and_gives_logits(
     name: str, shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     text = shape == TEXT
-    net = split_head(lambda: MODELS[name](shape, 6, **options), shape, 6, text=text).start(0)
-    x, _ = fake_rows(random.key(0), 3, shape, 6, text=text)
-    places = shape if text else ()
+    target: Target = "words" if text else "class"
+    words, places = (6, shape) if text else (0, ())
+    net = split_head(
+        lambda: MODELS[name](shape, 6, **options), shape, 6, words=words, target=target
+    ).start(0)
+    x, _ = fake_rows(random.key(0), 3, shape, 6, words=words, target=target)
     assert net(x).shape == (3, *places, 6)
     assert net.features(x).shape == (3, *places, net.arch.feature_width)
     assert bool(torch.isfinite(net(x)).all())

@@ -63,6 +63,7 @@ def texts(copies: int = 1) -> Dataset:
         clients=owners,
         client_names=names,
         vocabulary=Vocabulary(words),
+        target="words",
     )
 
 
@@ -151,11 +152,8 @@ def test_methods_learn_what_comes_next(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
     asked = recipe(method={"name": method}, evaluate={"on": "client"}, train={"num_rounds": 1})
-    if METHODS[method].needs_classes:
-        with pytest.raises(InputError, match="needs one class for each row"):
-            world_of(make(asked), Overrides(data=texts()))
-    elif method == "flesd":
-        with pytest.raises(InputError, match="texts have one at each place"):
+    if "words" not in METHODS[method].targets:
+        with pytest.raises(InputError, match="objective next_word has the next word at each"):
             world_of(make(asked), Overrides(data=texts()))
     elif "codist" not in method:  # these need pools: below
         line = fedgist.run(asked, data=texts()).rounds[-1]
@@ -278,14 +276,17 @@ def test_each_client_keeps_a_text_when_rows_are_held_out() -> None:
     ("sections", "says"),
     [
         ({"objective": {"name": "classes"}}, "objective.name = 'classes': counting has texts"),
-        ({"method": {"name": "fedlog"}}, "FedLog needs one class for each row; counting has texts"),
+        ({"method": {"name": "fedlog"}}, "FedLog needs one class for each row"),
         ({"method": {"name": "repshare"}}, "needs one class for each row"),
-        ({"partition": {"name": "dirichlet"}}, "partition.name = 'dirichlet' needs a class"),
-        ({"train": {"class_weights": "balanced"}}, "class_weights = 'balanced' needs a class"),
-        ({"data": {"normalize": "client"}}, "data.normalize = 'client' needs a class or numbers"),
+        ({"partition": {"name": "dirichlet"}}, "partition.name = 'dirichlet' needs one class"),
+        ({"train": {"class_weights": "balanced"}}, "class_weights = 'balanced' needs one class"),
+        ({"data": {"normalize": "client"}}, "data.normalize = 'client' needs numbers"),
         ({"data": {"augment": ["flip"]}}, "data.augment needs images"),
         ({"evaluate": {"save_features": 5}}, "evaluate.save_features needs"),
-        ({"evaluate": {"sets": {"x": {"classes": [1]}}}}, "evaluate.sets.x.classes needs a class"),
+        (
+            {"evaluate": {"sets": {"x": {"classes": [1]}}}},
+            "evaluate.sets.x.classes needs one class",
+        ),
         ({"objective": {"metrics": ["auroc"]}}, "next_word has no metric 'auroc'"),
         ({"model": {"name": "mlp"}}, "model mlp"),
         ({"data": {"words": {"length": 3}}}, "data.words says how files of texts are read"),
@@ -303,18 +304,24 @@ def test_what_texts_do_not_have_is_refused(sections: dict[str, Any], says: str) 
 
 
 def test_rows_that_are_no_texts_have_no_next_word() -> None:
-    with pytest.raises(InputError, match=r"objective.name = 'next_word': digits has no texts"):
+    with pytest.raises(
+        InputError,
+        match="'next_word': digits has one class for each row; use 'classes' or 'simclr'",
+    ):
         world_of(make({"objective": {"name": "next_word"}, "model": {"name": "mlp"}}))
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: replace(d, x=d.x.long()), "must be int32 numbers of one shape"),
-        (lambda d: replace(d, y=d.y[:, :2]), "must be int32 numbers of one shape"),
+        (
+            lambda d: replace(d, x=d.x[:, :2]),
+            "must be the next word at each place .* of shape .rows, 2",
+        ),
+        (lambda d: replace(d, y=d.y.long()), "int32 numbers of shape .rows, 6., not torch.int64"),
         (lambda d: replace(d, x=d.x + WORDS), "words of the training texts reach"),
-        (lambda d: replace(d, y=d.y - 9), "labels of the training texts reach"),
-        (lambda d: replace(d, y=torch.full_like(d.y, NO_WORD)), r"training text 0 .* has no word"),
+        (lambda d: replace(d, y=d.y - 9), "training labels reach -10..2, outside -1.."),
+        (lambda d: replace(d, y=torch.full_like(d.y, NO_WORD)), r"training row 0 .* has no word"),
     ],
 )
 def test_what_is_no_text_is_refused(change: Any, says: str) -> None:

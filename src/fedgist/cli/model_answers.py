@@ -35,7 +35,7 @@ def predict(
     """Write a client's predictions as CSV, and print the accuracy if labels are available."""
     federation, world = _predicting(folder, data_root)
     model, names = trained_model(federation, world, client), world.data.names
-    if world.data.text:
+    if world.data.target == "words":
         likeliest = sayable(model.probabilities(read_further(data, _field(world)))).max(1)
         predictions = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         rows = [[str(i), names[word], f"{p:.6g}"] for i, (word, p) in enumerate(predictions)]

@@ -222,23 +222,23 @@ def partition(
 
 def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> Sheet:
     peak = max((n for line in counts for n in line), default=1) or 1
-    rows, text = world.partition, world.data.text
+    rows, classless = world.partition, world.data.target != "class"
     models = {client.id: client.architectures[0] for client in world.population.clients}
     lines = []
     for i, line in enumerate(counts[:most]):
         shades = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
         sizes = [str(len(part[i])) for part in (rows.train, rows.validation, rows.test)]
         called = rows.names[i] if rows.names else str(i)
-        lines.append((called, *sizes, models.get(i, models[0]), "" if text else shades))
+        lines.append((called, *sizes, models.get(i, models[0]), "" if classless else shades))
     if len(counts) > most:
         lines.append((f"and {len(counts) - most} more", "", "", "", "", ""))
     sizes_in_order = sorted(sum(line) for line in counts)
     shown = f"classes: 0 to {world.data.num_classes - 1} from the left, darker is more. "
     return Sheet(
         f"{world.data.name}, {world.server.setup.partition.name}",
-        ("client", "train", "valid", "test", "model", "" if text else "classes"),
+        ("client", "train", "valid", "test", "model", "" if classless else "classes"),
         tuple(lines),
-        f"rows of each client; {'' if text else shown}{len(counts)} clients; training rows: "
+        f"rows of each client; {'' if classless else shown}{len(counts)} clients; training rows: "
         f"{sizes_in_order[0]} at least, {sizes_in_order[len(counts) // 2]} median, "
         f"{sizes_in_order[-1]} at most",
     )

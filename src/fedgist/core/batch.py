@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Protocol
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.target import Target, places
 from fedgist.core.tree import map_leaves, tree
 
 #: The label of a token that is not counted, because padding or nothing follows it.
@@ -18,7 +20,7 @@ NO_WORD = -1
 
 @tree
 class Labels:
-    """All rows of a client without their inputs: labels ``y`` (rows,), ``mask`` (rows,).
+    """All rows of a client without their inputs: labels ``y`` (rows, ...), ``mask`` (rows,).
 
     ``annotations`` are numbers of rows (rows,) by name, as in a batch.
     """
@@ -32,8 +34,11 @@ class Labels:
 class Batch:
     """Rows of a client: inputs ``x`` ``(batch, *input)``, labels ``y`` (batch,), ``mask`` (batch,).
 
-    For texts, ``x`` and ``y`` are integers (batch, length): each token, and the token that follows
-    it. ``y`` is ``NO_WORD`` for a token that is not counted.
+    Texts ``x`` are integers (batch, length), the number of each token. ``y`` has the form of the
+    task's target (:data:`~fedgist.core.target.Target`): one class per row, (batch,); the next token
+    at each place, (batch, length), or the class of each pixel, (batch, height, width), and
+    ``NO_WORD`` at places that are not counted; numbers or labels, float32 (batch, outputs), NaN for
+    missing ones.
 
     ``mask`` is true for a present row. An absent row only has the shape of an example: every number
     computed from it must have weight 0. ``weight`` (batch,) multiplies the loss of each row, if the
@@ -78,14 +83,29 @@ class RowSet(Protocol):
 
 
 def fake_rows(
-    key: Tensor, rows: int, shape: Sequence[int], num_classes: int, *, text: bool
+    key: Tensor,
+    rows: int,
+    shape: Sequence[int],
+    num_classes: int,
+    *,
+    words: int = 0,
+    target: Target = "class",
 ) -> tuple[Tensor, Tensor]:
     """Return random inputs ``(rows, *shape)`` and labels in the form of a task's examples.
 
-    Labels are (rows,); for texts they are (rows, length).
+    ``words`` is the number of words of texts, and 0 for other inputs. ``target`` is the form of the
+    labels; see :class:`Batch`.
     """
-    count = torch.arange(rows, device=key.device) % num_classes
-    if not text:
-        return random.normal(random.fold(key, "rows"), (rows, *shape)), count
-    x = random.integers(random.fold(key, "rows"), (rows, *shape), num_classes)
-    return x, x.roll(-1, 1)
+    drawn = random.fold(key, "rows")
+    if words:
+        x = random.integers(drawn, (rows, *shape), words)
+    else:
+        x = random.normal(drawn, (rows, *shape))
+    if target == "words":
+        return x, x.roll(-1, 1)
+    if target == "numbers":
+        return x, random.normal(random.fold(key, "labels"), (rows, num_classes))
+    if target == "labels":
+        return x, random.integers(random.fold(key, "labels"), (rows, num_classes), 2).float()
+    count = (rows, *places(target, shape))
+    return x, torch.arange(math.prod(count), device=key.device).view(count) % num_classes

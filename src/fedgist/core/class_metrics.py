@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedgist.core.rank_metrics import mean_precision, roc_area
 from fedgist.core.tree import tree
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -97,22 +98,9 @@ def macro_f1(p: LabelledPredictions) -> Tensor:
 def auroc(p: LabelledPredictions) -> Tensor:
     """Return the area under the ROC curve of each class against the rest, mean over classes: (K,).
 
-    It is computed from ranks (Mann and Whitney): the fraction of pairs of a row of the class and
-    another row in which the former has the higher probability; ties count one half. It is NaN for a
-    client with one class.
+    It is NaN for a client with one class.
     """
-    scores = p.predictions.scores.movedim(2, 1)  # (K, classes, rows)
-    scores = scores.masked_fill(~p.mask.unsqueeze(1), torch.inf)  # absent rows rank above all
-    ordered = scores.contiguous().sort(2).values
-    below = torch.searchsorted(ordered, scores.contiguous())
-    up_to = torch.searchsorted(ordered, scores.contiguous(), right=True)
-    ranks = (below + up_to + 1).to(torch.float64) / 2
-    classes = torch.arange(p.num_classes, device=p.y.device).view(1, -1, 1)
-    of_class = (p.y.unsqueeze(1) == classes) & p.mask.unsqueeze(1)
-    positive = of_class.sum(2).to(torch.float64)
-    negative = p.mask.sum(1, keepdim=True) - positive
-    wins = (ranks * of_class).sum(2) - positive * (positive + 1) / 2
-    return (wins / (positive * negative)).nanmean(1)
+    return roc_area(*_each_against_the_rest(p)).nanmean(1)
 
 
 def average_precision(p: LabelledPredictions) -> Tensor:
@@ -120,12 +108,16 @@ def average_precision(p: LabelledPredictions) -> Tensor:
 
     The mean is over the classes of which a client has rows. A client without any is NaN.
     """
-    average_precision_score = _scikit_learn().average_precision_score
+    of_class = mean_precision(*_each_against_the_rest(p))
+    return of_class[:, list(p.positives())].nanmean(1)
 
-    def of_class(y: Bools, score: Floats) -> float:
-        return float(average_precision_score(y, score)) if y.any() else math.nan
 
-    return _over_positives(p, of_class)
+def _each_against_the_rest(p: LabelledPredictions) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores, which rows are of the class, and which are present: (K, classes, rows)."""
+    scores = p.predictions.scores.movedim(2, 1)
+    classes = torch.arange(p.num_classes, device=p.y.device).view(1, -1, 1)
+    present = p.mask.unsqueeze(1).expand(scores.shape)
+    return scores, (p.y.unsqueeze(1) == classes) & present, present
 
 
 def sensitivity(p: LabelledPredictions) -> Tensor:

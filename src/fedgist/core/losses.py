@@ -35,13 +35,21 @@ def cross_entropy(
     (Szegedy et al. 2016, section 7). ``weight`` (batch,) multiplies the loss of each row. The mean
     is taken over rows, not over weights, so a weight also has an effect in a batch of one row.
     """
+    of_row = cross_entropy_of_each(logits, y, smoothing)
+    return masked_mean(of_row if weight is None else of_row * weight, mask)
+
+
+def cross_entropy_of_each(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the cross-entropy at each place, (...), of ``logits`` (..., classes).
+
+    ``y`` (...) holds the classes; the result is meaningless where it is negative. ``smoothing`` is
+    that of :func:`cross_entropy`.
+    """
     log_p = F.log_softmax(logits, dim=-1)
-    chosen = log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    chosen = log_p.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     if smoothing:
         chosen = (1.0 - smoothing) * chosen + smoothing * log_p.mean(-1)
-    if weight is not None:
-        chosen = chosen * weight
-    return masked_mean(-chosen, mask)
+    return -chosen
 
 
 def balanced_weights(y: Tensor, mask: Tensor, num_classes: int) -> Tensor:

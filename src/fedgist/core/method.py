@@ -107,6 +107,7 @@ from fedgist.core.net import Net
 from fedgist.core.parts import Part
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.sampling import drawn_clients
+from fedgist.core.target import EVERY_TARGET, Target
 from fedgist.core.task import Context, Settings, Task
 from fedgist.core.training import Life, Optimizer, Training
 from fedgist.core.tree import Tree
@@ -157,7 +158,8 @@ class Method:
     """A federated method: its fields are hyper-parameters, its functions are its mathematics."""
 
     merges_clients: ClassVar[bool] = False  # whether one client holds all clients' rows
-    needs_classes: ClassVar[bool] = False  # whether each row must have one class; texts do not
+    #: The targets that the method is defined for: all, unless it reads labels or row features.
+    targets: ClassVar[frozenset[Target]] = EVERY_TARGET
 
     @property
     def keeps(self) -> Part:

@@ -65,7 +65,8 @@ def share(name: str, title: str) -> Metric:
     return Metric(name, title, "fraction", "higher", least=0.0, most=1.0)
 
 
-LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
+LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one; some are no log loss
+OTHER_LOSS = Metric("loss", "Loss", "", "lower")
 
 # lower bound on the mutual information between one client's features and another's class means
 INFORMATION = Metric("information_bound", "Mutual information, at least", "nats", "higher")
@@ -101,6 +102,31 @@ WORD_METRICS: Mapping[str, Metric] = MappingProxyType(
         "perplexity": Metric("perplexity", "Perplexity", "", "lower", least=0.0),
     }
 )
+#: The metrics of numbers, by name; errors are in the numbers' own unit.
+NUMBER_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "r2": Metric("r2", "R2", "", "higher", most=1.0),
+        "mae": Metric("mae", "Mean absolute error", "", "lower", least=0.0),
+        "rmse": Metric("rmse", "Root mean squared error", "", "lower", least=0.0),
+    }
+)
+#: The metrics of several labels per row, by name: means over labels.
+LABEL_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "auroc": CLASS_METRICS["auroc"],
+        "average_precision": CLASS_METRICS["average_precision"],
+        "macro_f1": CLASS_METRICS["macro_f1"],
+        "micro_f1": share("micro_f1", "Micro F1"),
+    }
+)
+#: The metrics of pixels, by name.
+PIXEL_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "dice": share("dice", "Dice"),
+        "iou": share("iou", "Intersection over union"),
+        "accuracy": CLASS_METRICS["accuracy"],
+    }
+)
 #: The accuracy of a linear probe of a model's features.
 PROBE = share("probe", "Linear probe")
 #: The metrics of further probes, by the names of their columns.
@@ -116,26 +142,42 @@ PROBES_BESIDE: Mapping[str, Metric] = MappingProxyType(
 )
 #: The metrics of each objective, by their names.
 METRICS_OF: Mapping[str, Mapping[str, Metric]] = MappingProxyType(
-    {"classes": CLASS_METRICS, "next_word": WORD_METRICS, "simclr": {PROBE.name: PROBE}}
+    {
+        "classes": CLASS_METRICS,
+        "text_classes": CLASS_METRICS,
+        "next_word": WORD_METRICS,
+        "regression": NUMBER_METRICS,
+        "multilabel": LABEL_METRICS,
+        "segmentation": PIXEL_METRICS,
+        "simclr": {PROBE.name: PROBE},
+    }
 )
 #: The metrics that each objective measures unless the recipe says otherwise.
 DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {name: tuple(COMMON_METRICS if name == "classes" else own) for name, own in METRICS_OF.items()}
+    {
+        name: tuple(COMMON_METRICS if own is CLASS_METRICS else own)
+        for name, own in METRICS_OF.items()
+    }
 )
 #: All metrics that a recipe can choose, by name.
 CHOSEN_METRICS: Mapping[str, Metric] = MappingProxyType(
-    {**CLASS_METRICS, **WORD_METRICS, PROBE.name: PROBE}
+    {name: metric for metrics in METRICS_OF.values() for name, metric in metrics.items()}
 )
 #: Every metric there is, by name.
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {LOSS.name: LOSS, **CHOSEN_METRICS, **PROBES_BESIDE, INFORMATION.name: INFORMATION}
 )
 #: Objectives by name. Each takes a number of classes, the chosen metrics, the label smoothing, and
-#: its own options.
+#: its own options; if it has parameters ``name`` (its own), ``names`` (of what is predicted) and
+#: ``label_moments`` (of numbers), these are facts that are passed to it as well.
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
     {
         "classes": "fedgist.core.objective:Classes",
+        "text_classes": "fedgist.core.objective:Classes",
         "next_word": "fedgist.core.next_word:NextWord",
+        "regression": "fedgist.core.regression:Regression",
+        "multilabel": "fedgist.core.multilabel:Multilabel",
+        "segmentation": "fedgist.core.segmentation:Segmentation",
         "simclr": "fedgist.core.simclr:SimCLR",
     }
 )

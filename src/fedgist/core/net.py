@@ -24,6 +24,7 @@ from fedgist.core.layers import BatchNorm, Dropout, Pass, current, linear, repla
 from fedgist.core.parts import Layers, Part, layers_of
 from fedgist.core.projection import head_and_projection, without_projection
 from fedgist.core.random import torch_draws
+from fedgist.core.target import Target, places
 from fedgist.core.trailing_dropout import move_trailing
 from fedgist.core.tree import STATIC, map_leaves, tree
 from fedgist.errors import first_line
@@ -34,10 +35,11 @@ class Architecture:
     """The structure of a model: its body as a module, its layers, and its head's name and sizes.
 
     In ``module`` the head is replaced by an identity. ``start`` makes the initial net of a seed.
-    With ``text``, inputs are word numbers (batch, length); features and logits then have one row
-    per token, (batch, length, m). With ``projects``, the head includes a hidden layer as wide as
-    the features, ``HEAD.hidden``, followed by ReLU. ``dropout`` is the module's dropout before the
-    head. ``drops_features`` says that a dropout before the head had to stay in the body.
+    With ``words``, inputs are numbers of so many words, (batch, length). If ``places`` is not (),
+    features and logits have one row per place, (batch, *places, m): per token or per pixel. With
+    ``projects``, the head includes a hidden layer as wide as the features, ``HEAD.hidden``,
+    followed by ReLU. ``dropout`` is the module's dropout before the head. ``drops_features`` says
+    that a dropout before the head had to stay in the body.
     """
 
     name: str
@@ -49,7 +51,8 @@ class Architecture:
     head_bias: bool
     input_shape: tuple[int, ...]
     start: Callable[[int], Net] = field(repr=False)
-    text: bool = False
+    words: int = 0
+    places: tuple[int, ...] = ()
     projects: bool = False
     dropout: Dropout | None = field(default=None, repr=False)
     drops_features: bool = False
@@ -102,7 +105,7 @@ class Net:
         return out.float() if out.dtype == torch.bfloat16 else out
 
     def logits(self, z: Tensor) -> Tensor:
-        """Run the head: (batch, m) -> (batch, classes); for texts, at each token."""
+        """Run the head: (batch, m) -> (batch, classes), or the same at each place of a row."""
         if self.arch.dropout is not None:
             with self._running():
                 z = self.arch.dropout(z)
@@ -186,7 +189,8 @@ def split_head(
     *,
     name: str = "model",
     head: str | None = None,
-    text: bool = False,
+    words: int = 0,
+    target: Target = "class",
     projects: bool = False,
 ) -> Architecture:
     """Split a module into body and head.
@@ -202,8 +206,10 @@ def split_head(
         Width of the head.
     head
         Name of the linear layer that is the head; the last linear layer if not given.
-    text
-        Whether inputs are texts, (batch, length), with outputs (batch, length, classes).
+    words
+        Number of words if inputs are texts, (batch, length); 0 if inputs are numbers.
+    target
+        What is predicted: per row, outputs (batch, classes), or per token or pixel.
     projects
         Whether the head starts with a hidden layer, as in SimCLR.
 
@@ -222,7 +228,7 @@ def split_head(
 
     body, params, buffers = _cut(build, 0, head, projects=projects)
     with without_projection(body):
-        dropout, drops_features = move_trailing(body, _rows(input_shape, num_classes, text=text))
+        dropout, drops_features = move_trailing(body, _rows(input_shape, words))
     arch = Architecture(
         name=name,
         module=body.requires_grad_(requires_grad=False),
@@ -233,7 +239,8 @@ def split_head(
         head_bias=layer.bias is not None,
         input_shape=input_shape,
         start=start,
-        text=text,
+        words=words,
+        places=places(target, input_shape),
         projects=projects,
         dropout=dropout,
         drops_features=drops_features,
@@ -282,8 +289,8 @@ def _cut(
 
 def _check(net: Net, whole: nn.Module) -> None:
     arch = net.arch
-    x = _rows(arch.input_shape, arch.num_classes, text=arch.text)
-    rows = (2, *arch.input_shape) if arch.text else (2,)
+    x = _rows(arch.input_shape, arch.words)
+    rows = (2, *arch.places)
     with torch.no_grad():
         expected = _attempt(lambda: whole.eval()(x))
         z = _attempt(lambda: net.features(x))
@@ -307,10 +314,10 @@ def _check(net: Net, whole: nn.Module) -> None:
             )
 
 
-def _rows(input_shape: tuple[int, ...], num_classes: int, *, text: bool) -> Tensor:
-    """Return two made-up rows, ``(2, *input_shape)``."""
+def _rows(input_shape: tuple[int, ...], words: int) -> Tensor:
+    """Return two made-up rows, ``(2, *input_shape)``; of texts if there are ``words``."""
     x = torch.linspace(-1.0, 1.0, 2 * math.prod(input_shape)).view(2, *input_shape)
-    return torch.arange(x.numel()).view(x.shape) % num_classes if text else x
+    return torch.arange(x.numel()).view(x.shape) % words if words else x
 
 
 def _attempt(function: Callable[[], Tensor]) -> Any:

@@ -7,14 +7,15 @@ and the end of a text, and a word outside the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from torch import Tensor
 
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.metrics import LOSS, WORD_METRICS, Metric
+from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
 
@@ -52,7 +53,9 @@ class NextWord:
     smoothing: float = 0.0
 
     name = "next_word"
-    text = True
+    target: ClassVar[Target] = "words"
+    labels: ClassVar[Target] = "words"
+    loss_metric: ClassVar[Metric] = LOSS
     views = norm_parts = 1
 
     @property
@@ -72,17 +75,21 @@ class NextWord:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of texts, (), for ``logits`` (batch, length, words), weighted."""
         places = counted(batch)
-        per_token = _cross_entropy(logits, batch.y, self.smoothing)
+        per_token = losses.cross_entropy_of_each(logits, batch.y, self.smoothing)
         of_text = torch.where(places, per_token, 0.0).sum(1) / places.sum(1).clamp(min=1)
         of_text = of_text if batch.weight is None else of_text * batch.weight
         return losses.masked_mean(of_text, batch.mask)
+
+    def answers(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of the next word at each place, (batch, length, words)."""
+        return torch.softmax(logits, -1)
 
     def predict_rows(self, logits: Tensor, batch: Batch) -> WordPredictions:
         """Return the sums of each text, for ``logits`` (batch, length, words)."""
         places = counted(batch)
         words = places & (batch.y >= len(SPECIAL))
         guess = logits[..., len(SPECIAL) :].max(-1).indices + len(SPECIAL)
-        per_token = _cross_entropy(logits, batch.y, 0.0)
+        per_token = losses.cross_entropy_of_each(logits, batch.y, 0.0)
         return WordPredictions(
             torch.where(places, per_token, 0.0).sum(-1),
             places.sum(-1),
@@ -115,12 +122,3 @@ class NextWord:
 def counted(batch: Batch) -> Tensor:
     """Return a mask of the counted tokens in a batch of texts, (batch, length)."""
     return (batch.y >= 0) & batch.mask.unsqueeze(-1)
-
-
-def _cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
-    """Return the cross-entropy of each token, (batch, length)."""
-    log_p = F.log_softmax(logits, dim=-1)
-    chosen = log_p.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    if smoothing:
-        chosen = (1.0 - smoothing) * chosen + smoothing * log_p.mean(-1)
-    return -chosen

@@ -7,7 +7,7 @@ text (``next_word.py``) and encoders (``simclr.py``) without new files.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from fedgist.core.batch import Batch
 from fedgist.core.bounds import Share, check_bounds
 from fedgist.core.class_metrics import MEASURES, OF_LABELS, ClassPredictions, LabelledPredictions
 from fedgist.core.metrics import CLASS_METRICS, COMMON_METRICS, LOSS, Metric
-from fedgist.core.own_metric import OwnMetric
+from fedgist.core.own_metric import OwnMetric, measured_by, rows_of_each
+from fedgist.core.target import Target
 from fedgist.core.tree import Tree
 from fedgist.errors import one_of
 
@@ -34,12 +35,16 @@ class Objective(Protocol):
         """The name in recipes."""
 
     @property
-    def text(self) -> bool:
-        """Whether rows are texts, with a label for each token instead of one per row."""
+    def target(self) -> Target:
+        """What models predict; a method lists the targets that it is defined for."""
+
+    @property
+    def labels(self) -> Target:
+        """The form of the labels that the objective reads; mostly equal to ``target``."""
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a model per row, or per token."""
+        """The number of outputs of a model per row, or per place of a row."""
 
     @property
     def views(self) -> int:
@@ -56,6 +61,16 @@ class Objective(Protocol):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics in addition to the loss; reports show the first one first."""
+
+    @property
+    def loss_metric(self) -> Metric:
+        """The loss as a metric: its name is ``loss``."""
+
+    def answers(self, logits: Tensor) -> Tensor:
+        """Return the predictions that users see, (batch, ...), of a model's outputs.
+
+        They are probabilities if classes or labels are predicted, else numbers.
+        """
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of a batch over the rows present: a scalar, ().
@@ -94,9 +109,11 @@ class Classes:
     """
     specificity: Share = 0.95
     """The least specificity at which the metric ``sensitivity`` is measured."""
+    name: str = "classes"
 
-    name = "classes"
-    text = False
+    target: ClassVar[Target] = "class"
+    labels: ClassVar[Target] = "class"
+    loss_metric: ClassVar[Metric] = LOSS
     views = norm_parts = 1
 
     @property
@@ -132,6 +149,10 @@ class Classes:
             logits, batch.y, batch.mask, weight=batch.weight, smoothing=self.smoothing
         )
 
+    def answers(self, logits: Tensor) -> Tensor:
+        """Return the probabilities (batch, classes)."""
+        return torch.softmax(logits, -1)
+
     def predict_rows(self, logits: Tensor, batch: Batch) -> ClassPredictions:
         """Return the cross-entropy, the most likely class and the probabilities of each row.
 
@@ -152,8 +173,7 @@ class Classes:
         """Return the loss and the chosen metrics, (clients,) each."""
         table = self._labelled(predictions, y, mask)
         values = {name: MEASURES[name](table) for name in self._built_in}
-        own = (metric for metric in self.chosen if isinstance(metric, OwnMetric))
-        values |= {metric.describes.name: metric.measure(table) for metric in own}
+        values |= measured_by(self.chosen, rows_of_each(predictions.scores, y, mask))
         losses_seen = torch.where(mask, predictions.loss, 0.0).to(torch.float64)
         return values | {LOSS.name: losses_seen.sum(1) / mask.sum(1)}
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import SupportsFloat
 
 import torch
 from torch import Tensor
 
-from fedgist.core import random
-from fedgist.core.class_metrics import LabelledPredictions
 from fedgist.core.metrics import METRICS, Direction, Metric, MetricUnit
 from fedgist.errors import RecipeError, first_line, one_of, shown
 
@@ -21,12 +19,14 @@ NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 PARTS = re.compile(r".*_(mean|std|min)|(finetuned|trained)_.*")  # of columns' names
 # other metrics, and the other keys of a line in clients.jsonl
 TAKEN = frozenset({*METRICS, "confusion", "client", "name", "model", "split", "round", "rows"})
-TRIED_PER_CLASS = 4  # made-up rows of each class before round 1
 
 
 @dataclass(frozen=True)
 class OwnMetric:
-    """A user's function of probabilities (rows, classes) and labels (rows,), and its description.
+    """A user's function of predictions and labels, and its description.
+
+    Of classes, it gets probabilities (rows, classes) and labels (rows,); of numbers, the predicted
+    and the true ones, (rows, numbers) each; of labels, probabilities and truth, (rows, labels).
 
     The function returns one number. It gets the rows of one client, as tensors on the CPU. It may
     return NaN, or raise ValueError, if the metric is not defined for these rows.
@@ -46,22 +46,20 @@ class OwnMetric:
         """Call the function."""
         return self.function(probabilities, labels)
 
-    def measure(self, p: LabelledPredictions) -> Tensor:
-        """Return the metric of each client, (K,)."""
-        values = [self._number(scores, y) if len(y) else math.nan for scores, y in p.clients()]
+    def measure(self, clients: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the metric of each client, (K,), of its predictions and labels."""
+        values = [self._number(scores, y) if len(y) else math.nan for scores, y in clients]
         return torch.tensor(values, dtype=torch.float64)
 
-    def check(self, num_classes: int) -> None:
-        """Call the function on made-up rows of all classes.
+    def check(self, scores: Tensor, y: Tensor) -> None:
+        """Call the function on made-up predictions and labels, (rows, ...) each.
 
         Raises
         ------
         RecipeError
             If the function fails, or does not return a number.
         """
-        y = torch.arange(TRIED_PER_CLASS * num_classes) % num_classes
-        logits = random.normal(random.key(0, "own metric"), (len(y), num_classes))
-        self._number(logits.softmax(1), y, undefined=False)
+        self._number(scores, y, undefined=False)
 
     def _number(self, scores: Tensor, y: Tensor, *, undefined: bool = True) -> float:
         """Return the function's result; ``undefined`` says whether ValueError stands for NaN."""
@@ -110,6 +108,24 @@ def metric(
         return replace(own, describes=replace(described, title=title or described.title))
 
     return of
+
+
+def measured_by(
+    chosen: Iterable[str | OwnMetric], clients: Iterable[tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """Return a user's metrics among the chosen ones, (K,) each, of each client's rows."""
+    own = [metric for metric in chosen if isinstance(metric, OwnMetric)]
+    rows = list(clients) if own else []
+    return {metric.describes.name: metric.measure(rows) for metric in own}
+
+
+def rows_of_each(predicted: Tensor, y: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each client's predictions (rows, ...) and labels (rows, ...), on the CPU.
+
+    ``predicted``, ``y`` and ``mask`` are (K, rows, ...).
+    """
+    for scores, labels, present in zip(predicted, y, mask, strict=True):
+        yield scores[present].cpu(), labels[present].cpu()
 
 
 def own_metric(thing: object) -> OwnMetric:

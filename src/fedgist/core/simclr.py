@@ -8,7 +8,7 @@ privacy-preserving federated representation learning" (FLESD). See docs/methods/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
@@ -17,7 +17,8 @@ from torch import Tensor
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import PositiveInt, Temperature, check_bounds
-from fedgist.core.metrics import PROBE, Metric
+from fedgist.core.metrics import LOSS, PROBE, Metric
+from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
 
@@ -48,7 +49,9 @@ class SimCLR:
     """Whether batch norm takes its statistics over both views together, or over each view."""
 
     name = "simclr"
-    text = False
+    target: ClassVar[Target] = "views"
+    labels: ClassVar[Target] = "class"  # of probes
+    loss_metric: ClassVar[Metric] = LOSS
     views = 2
 
     def __post_init__(self) -> None:
@@ -85,6 +88,10 @@ class SimCLR:
             both = torch.cat([other, beside], 1)
             terms = terms + _surprise(both, torch.cat([mask, mask])) / 2
         return losses.masked_mean(terms, mask)
+
+    def answers(self, logits: Tensor) -> Tensor:
+        """Return the embeddings (batch, m) as they are."""
+        return logits
 
     def predict_rows(self, logits: Tensor, batch: Batch) -> NoPredictions:
         """Return an empty result."""

@@ -16,6 +16,7 @@ from fedgist.core.counts import MOST_ROWS
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import Objective
 from fedgist.core.privacy import Privacy
+from fedgist.core.target import places
 from fedgist.core.training import Training
 from fedgist.core.tree import STATIC, tree
 
@@ -26,6 +27,9 @@ Settings: TypeAlias = Any
 @dataclass(frozen=True, eq=False)
 class Task:
     """The shared task: the classes, the architectures and the training settings.
+
+    ``num_classes`` counts classes, or whatever else is predicted: numbers, labels, or words.
+    ``words`` is the number of words of texts, and 0 if inputs are numbers.
 
     ``starts`` holds the common initial net of each architecture. ``test_sets`` are the server's own
     rows by name, for scoring the server's models; a site has none. ``privacy`` is the protection of
@@ -57,6 +61,12 @@ class Task:
     min_replies: int = 1
     max_norm: float = math.inf
     max_rows: int = MOST_ROWS
+    words: int = 0
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The shape of the places of a row at which something is predicted; () for a row."""
+        return places(self.objective.target, self.input_shape)
 
     @property
     def public_rows(self) -> RowSet:
@@ -67,8 +77,8 @@ class Task:
 
 def fake_batch(task: Task, key: Tensor, rows: int) -> Batch:
     """Return random rows in the form of the task's, all of them present: ``x`` (rows, *input)."""
-    text = task.objective.text
-    x, y = fake_rows(key, rows, task.input_shape, task.num_classes, text=text)
+    sizes = task.input_shape, task.num_classes
+    x, y = fake_rows(key, rows, *sizes, words=task.words, target=task.objective.labels)
     beside = {name: torch.ones(rows, device=x.device) for name in task.annotations}
     return Batch(x, y, torch.ones(rows, dtype=torch.bool, device=x.device), annotations=beside)
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedgist.core.target import Target
 from fedgist.data.facts import DataFacts
+from fedgist.data.label_check import check_classes, check_labels
 from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, listed
 
 _LEAST_DIMS = 2  # rows, and the numbers in each row
 _TEXT_DIMS = 2  # dimensions of labels of texts: rows and positions
-MANY_CLASSES = 1000  # up to this number is plausible for any number of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +30,14 @@ class Dataset:
     names of the labels. ``columns`` describe the encoding of a table as ``x``. ``fill``
     ``(*shape)`` replaced missing numbers, if these were allowed.
 
-    Texts are int32 word numbers ``x`` (rows, length). Their labels ``y`` (rows, length) are the
-    next words, or -1 at positions that are not scored. ``classes`` are the words, and
-    ``vocabulary`` encodes texts.
+    ``target`` says what the labels are. ``"class"``: one class per row, as above. ``"numbers"``:
+    numbers per row, float32 (rows, num_classes), NaN for a missing one. ``"labels"``: 1 for each
+    label that a row has and 0 for the others, in the same form. ``"pixels"``: the class of each
+    pixel, int16 (rows, height, width), or -1 for a pixel that is not scored. ``"words"``: the next
+    word at each place of a text, int32 (rows, length), or -1 at places that are not scored.
+    ``num_classes`` is the number of classes, numbers, labels or words, and ``classes`` their names.
+
+    Texts are int32 word numbers ``x`` (rows, length), and ``vocabulary`` encodes them.
 
     If the source knows them, ``clients`` and ``clients_test`` are (rows,), the client number of
     each row, and ``client_names`` are the source's names of the clients. ``annotations`` are
@@ -59,6 +65,7 @@ class Dataset:
     annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     vocabulary: Vocabulary | None = field(default=None, repr=False)
     superclasses: tuple[int, ...] = field(default=(), repr=False)
+    target: Target = "class"
     measured: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
@@ -68,8 +75,15 @@ class Dataset:
 
     @property
     def text(self) -> bool:
-        """Whether examples are texts, with a label at each position."""
-        return self.y.dim() == _TEXT_DIMS
+        """Whether examples are texts: numbers of words."""
+        return self.x.dtype == torch.int32
+
+    @property
+    def words(self) -> int:
+        """Number of words in the vocabulary of texts; 0 for other examples."""
+        if not self.text:
+            return 0
+        return len(self.vocabulary.words) if self.vocabulary else self.num_classes
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,14 +98,26 @@ class Dataset:
             self.input_shape,
             self.num_classes,
             str(self.x.dtype).removeprefix("torch."),
-            self.text,
+            self.target,
+            self.words,
             self.scale,
             self.mean,
             self.std,
             self.classes,
             self.columns,
             {n: (float(v.min()), float(v.max())) for n, v in self.annotations.items()},
+            self.label_moments,
         )
+
+    @property
+    def label_moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each predicted number over the training rows, or empty."""
+        if self.target != "numbers":
+            return (), ()
+        y = self.y.to(torch.float64)
+        mean = y.nanmean(0)
+        std = (y - mean).square().nanmean(0).sqrt()
+        return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
 
     def only(self, rows: Tensor | slice) -> Dataset:
         """Return the same data with only these training rows: row numbers (rows,), or a slice."""
@@ -110,7 +136,7 @@ def check(data: Dataset) -> Dataset:
         is not finite, training and test rows have different shapes, there are more unnamed classes
         than rows, or moments or clients do not fit the rows.
     """
-    _check_classes(data)
+    check_classes(data)
     _check_split(data, "training", data.x, data.y)
     _check_split(data, "test", data.x_test, data.y_test)
     _check_clients(data, "training", data.clients, len(data.y))
@@ -169,19 +195,6 @@ def _holds(data: Dataset, label: int) -> bool:
     return bool((data.y == label).any() or (data.y_test == label).any())
 
 
-def _check_classes(data: Dataset) -> None:
-    if data.classes and len(data.classes) != data.num_classes:
-        raise DataError(
-            f"{data.name} has {data.num_classes} classes and {len(data.classes)} names of classes"
-        )
-    rows = len(data.y) + len(data.y_test)
-    if not data.classes and data.num_classes > max(MANY_CLASSES, rows):
-        raise DataError(
-            f"{data.name} has {data.num_classes} classes for {rows} rows; number the labels from 0 "
-            "on without gaps, or name the classes"
-        )
-
-
 def _check_moments(data: Dataset) -> None:
     """Check mean, std and scale: one number for all, or one per channel or column."""
     for name, values in (("mean", data.mean), ("std", data.std), ("scale", (data.scale,))):
@@ -220,16 +233,9 @@ def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
             f"{data.name}: {split} rows must be real numbers of shape (rows, ...), not {x.dtype} "
             f"of shape {list(x.shape)}"
         )
-    if y.dim() == _TEXT_DIMS:
-        _check_text(data, split, x, y)
-        return
-    if y.dtype != torch.int64 or y.dim() != 1:
-        raise DataError(f"{data.name}: {split} labels must be one whole number per row")
-    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < data.num_classes):
-        raise DataError(
-            f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside "
-            f"0..{data.num_classes - 1}"
-        )
+    if x.dtype == torch.int32:
+        _check_texts(data, split, x)
+    check_labels(data, split, y, tuple(x.shape[1:]))
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         flat = x.flatten(1)
         row, column = (~torch.isfinite(flat)).nonzero()[0].tolist()
@@ -239,20 +245,12 @@ def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
         )
 
 
-def _check_text(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
-    """Check word numbers and their labels, (rows, length) each."""
-    if x.dtype != torch.int32 or y.dtype != torch.int32 or x.shape != y.shape:
+def _check_texts(data: Dataset, split: str, x: Tensor) -> None:
+    """Check word numbers (rows, length)."""
+    if x.dim() != _TEXT_DIMS:
+        raise DataError(f"{data.name}: {split} texts must be (rows, length), not {list(x.shape)}")
+    if len(x) and not (int(x.min()) >= 0 and int(x.max()) < data.words):
         raise DataError(
-            f"{data.name}: {split} texts and their labels must be int32 numbers of one shape, not "
-            f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
-        )
-    for contents, numbers, least in (("words", x, 0), ("labels", y, -1)):
-        if len(x) and not (int(numbers.min()) >= least and int(numbers.max()) < data.num_classes):
-            raise DataError(
-                f"{data.name}: {contents} of the {split} texts reach {int(numbers.min())}.."
-                f"{int(numbers.max())}, outside {least}..{data.num_classes - 1}"
-            )
-    if bool((empty := (y < 0).all(1)).any()):
-        raise DataError(
-            f"{data.name}: {split} text {int(empty.nonzero()[0])} (counted from 0) has no word"
+            f"{data.name}: words of the {split} texts reach {int(x.min())}..{int(x.max())}, "
+            f"outside 0..{data.words - 1}"
         )

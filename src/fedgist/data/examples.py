@@ -75,8 +75,8 @@ class Examples:
         ``rows`` (clients, batch) are row numbers, or -1 for absent rows, which must come last.
         ``keys`` (clients,) draw the augmentation; without keys there is one view without
         augmentation. The batch holds ``x`` ``(clients, batch, *input)`` in float32, ``y`` (clients,
-        batch) and ``mask`` (clients, batch), which is false for absent rows. For texts, ``x`` and
-        ``y`` are int64 (clients, batch, length). With several views, all rows of one view come
+        batch, ...) and ``mask`` (clients, batch), which is false for absent rows. Texts ``x`` are
+        int64 (clients, batch, length). With several views, all rows of one view come
         before those of the next, and ``batch`` is multiplied by the number of views.
 
         For an absent row, ``x`` is the client's first row and ``y`` is 0. If all rows of a client
@@ -92,9 +92,8 @@ class Examples:
             return views
         mask = rows >= 0
         shown = torch.where(mask, rows, rows[:, :1].clamp(min=0))
-        x, y = self.x[shown], self.y[shown].long()
-        y[~mask] = 0
-        x = x.long() if y.dim() > rows.dim() else self._numbers(x, shown, keys)
+        x, y = self.x[shown], labels_of(self.y, rows)
+        x = x.long() if self.x.dtype == torch.int32 else self._numbers(x, shown, keys)
         if not bool(mask[:, 0].all()):
             x[~mask[:, 0]] = 0
         return Batch(x, y, mask, annotations=self.annotated(rows))
@@ -105,7 +104,7 @@ class Examples:
         Nothing is augmented. Under vmap each client may request different rows.
         """
         x = self.x[rows]
-        return x.long() if self.y.dim() > 1 else self._scaled(x, rows)
+        return x.long() if self.x.dtype == torch.int32 else self._scaled(x, rows)
 
     def annotated(self, rows: Tensor) -> dict[str, Tensor]:
         """Return the annotations of ``rows`` (clients, batch) by name, in the same shape.
@@ -131,10 +130,18 @@ class Examples:
 
 
 def labels_of(y: Tensor, rows: Tensor) -> Tensor:
-    """Return the labels of row numbers (clients, rows), with 0 for absent rows (-1)."""
-    labels = y[rows.clamp(min=0)].long()
+    """Return the labels of row numbers (clients, rows), with 0 for absent rows (-1).
+
+    Numbers are float32, all other labels int64.
+    """
+    labels = as_labels(y[rows.clamp(min=0)])
     labels[rows < 0] = 0
     return labels
+
+
+def as_labels(y: Tensor) -> Tensor:
+    """Return stored labels as methods see them: numbers as float32, all others as int64."""
+    return y.to(torch.float32) if y.is_floating_point() else y.long()
 
 
 def examples(

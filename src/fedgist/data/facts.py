@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from fedgist.core.target import Target
 from fedgist.data.table_columns import Column
 from fedgist.errors import listed, printable
 
+_KINDS: Mapping[Target, str] = MappingProxyType({"numbers": "number", "labels": "label"})
 _SHOWN, _WIDEST = 10, 40  # names in a summary, and characters of each
 ELEMENTS = ("float32", "uint8", "int32")  # numbers, images of bytes, words of texts
 
@@ -16,22 +19,32 @@ ELEMENTS = ("float32", "uint8", "int32")  # numbers, images of bytes, words of t
 class DataFacts:
     """The form of all rows of a task, which server and sites must agree on.
 
-    ``element`` is the type of one number of an example. ``scale``, ``mean``, ``std``, ``columns``
-    and ``classes`` are those of :class:`~fedgist.data.dataset.Dataset`. ``annotations`` holds the
-    smallest and largest value of each annotation.
+    ``element`` is the type of one number of an example. ``target`` and ``num_classes`` say what is
+    predicted. ``words`` is the number of words in the vocabulary of texts, and 0 for other data.
+    ``scale``, ``mean``, ``std``, ``columns`` and ``classes`` are those of
+    :class:`~fedgist.data.dataset.Dataset`. ``annotations`` holds the smallest and largest value of
+    each annotation. ``label_moments`` are mean and standard deviation of each predicted number over
+    the training rows, or empty.
     """
 
     name: str
     input_shape: tuple[int, ...]
     num_classes: int
     element: str = "float32"
-    text: bool = False
+    target: Target = "class"
+    words: int = 0
     scale: float = 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     classes: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
     annotations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    label_moments: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+    @property
+    def text(self) -> bool:
+        """Whether examples are texts: numbers of words."""
+        return self.words > 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,14 +61,18 @@ class DataFacts:
         >>> DataFacts("arrays", (3,), 2).summary
         'inputs of shape [3]; 2 classes: 0, 1'
         """
-        if self.text:
-            return f"texts of {self.input_shape[0]} tokens; {len(self.names):,} words"
         inputs = f"inputs of shape {list(self.input_shape)}"
+        if self.text:
+            inputs = f"texts of {self.input_shape[0]} tokens"
+        if self.target == "words":
+            return f"{inputs}; {len(self.names):,} words"
         if self.columns:
             names = listed(map(_column_text, self.columns), _SHOWN)
             inputs = f"{len(self.columns)} input{'s' * (len(self.columns) != 1)}: {names}"
         classes = listed((printable(name[:_WIDEST]) for name in self.names), _SHOWN)
-        return f"{inputs}; {self.num_classes} classes: {classes}"
+        count, kind = len(self.names), _KINDS.get(self.target, "class")
+        kinds = kind if count == 1 else f"{kind}{'es' if kind.endswith('s') else 's'}"
+        return f"{inputs}; {count} {kinds}: {classes}"
 
 
 def _column_text(column: Column) -> str:

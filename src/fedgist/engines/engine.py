@@ -57,7 +57,7 @@ from torch import Tensor
 
 from fedgist.core.message import Nothing, message, payload_bytes
 from fedgist.core.method import Context, Method, Order, Reply, Task
-from fedgist.core.metrics import LOSS, Metric
+from fedgist.core.metrics import Metric
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import STATIC, Tree, tree
@@ -190,7 +190,7 @@ class Simulation(Protocol):
 def metrics_of(method: Method, task: Task) -> tuple[Metric, ...]:
     """Return all metrics of evaluation: the task's, the method's, and the loss."""
     own = method.metrics if isinstance(method, PeerMethod) else ()
-    return (*task.objective.metrics, *own, LOSS)
+    return (*task.objective.metrics, *own, task.objective.loss_metric)
 
 
 def collect(tables: Sequence[ScoreTable]) -> ScoreTable:

@@ -148,8 +148,7 @@ class Trial:
         pair = self._call("upload", self.net, self.own, sums, self.down)
         self._message("upload", self._pair("upload", pair)[0])
         logits = self._call("predict", self.net, self.own, self.down, batch.x)
-        places = self.ctx.task.input_shape if self.ctx.task.objective.text else ()
-        shape = (ROWS, *places, self.ctx.task.objective.outputs)
+        shape = (ROWS, *self.ctx.task.places, self.ctx.task.objective.outputs)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
             self._complain("predict", f"returned {kind_of(logits)}, not logits {list(shape)}")
         return notes
@@ -158,7 +157,7 @@ class Trial:
         """Return made-up rows; the last row is absent and filled with the number ``absent``."""
         task = self.ctx.task
         batch = fake_batch(task, self.ctx.key, ROWS)
-        batch.x[PRESENT:] = absent % task.num_classes if task.objective.text else absent
+        batch.x[PRESENT:] = absent % task.words if task.words else absent
         for values in (batch.y, batch.mask, *batch.annotations.values()):
             values[PRESENT:] = 0
         return batch

@@ -29,7 +29,8 @@ class Outline:
     head: str = "head"
     head_bias: bool = True
     shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    text: bool = False
+    words: int = 0
+    places: tuple[int, ...] = ()
     projects: bool = False
 
     @staticmethod
@@ -42,7 +43,8 @@ class Outline:
             arch.feature_width,
             arch.head,
             arch.head_bias,
-            text=arch.text,
+            words=arch.words,
+            places=arch.places,
             projects=arch.projects,
         )
 
@@ -62,7 +64,7 @@ class Outline:
 
         arch = Architecture(
             name=self.name,
-            module=_Blank(self.feature_width, text=self.text),
+            module=_Blank(self.feature_width, self.places),
             layers=_layers(shapes),
             head=self.head,
             feature_width=self.feature_width,
@@ -70,7 +72,8 @@ class Outline:
             head_bias=self.head_bias,
             input_shape=self.input_shape,
             start=start,
-            text=self.text,
+            words=self.words,
+            places=self.places,
             projects=self.projects,
         )
         return arch
@@ -90,12 +93,11 @@ def _layers(names: Iterable[str]) -> Layers:
 class _Blank(nn.Module):
     """A body without parameters, with features of the right width."""
 
-    def __init__(self, width: int, *, text: bool) -> None:
+    def __init__(self, width: int, places: tuple[int, ...]) -> None:
         super().__init__()
-        self.width, self.text = width, text
+        self.width, self.places = width, places
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x`` (batch, *input) to (batch, width), texts (batch, length, width)."""
-        if self.text:
-            return x.unsqueeze(-1).expand(*x.shape, self.width) * 1.0
-        return x.flatten(1)[:, :1].expand(-1, self.width) * 1.0
+        """Map ``x`` (batch, *input) to (batch, *places, width)."""
+        first = x.flatten(1)[:, :1].view(-1, *(1 for _ in self.places), 1)
+        return first.expand(-1, *self.places, self.width) * 1.0

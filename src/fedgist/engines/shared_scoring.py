@@ -80,7 +80,7 @@ def _measured(
     place[predicted] = torch.arange(len(predicted))
     longest = max(len(rows) for rows in rows_of)
     task = ctx.task
-    of_row = math.prod(task.input_shape) if task.objective.text else task.num_classes
+    of_row = math.prod(task.places) if task.places else task.num_classes
     at_once = max(1, SCORES_AT_ONCE // max(1, longest * of_row))
     tables = []
     for start in range(0, len(ids), at_once):

@@ -49,7 +49,7 @@ def server_context(
     check_setup(setup)
     facts = declared_facts(setup)
     objective = objective_of(setup, facts)
-    check_method_reads(setup.method, objective, facts.name)
+    check_method_reads(setup.method, objective)
     models, members = _models_and_members(setup, facts, objective, places(setup, names))
     public = public_rows(setup, facts)
     task = task_of(setup, facts, objective, models, members, {}, public)

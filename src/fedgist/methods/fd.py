@@ -17,6 +17,7 @@ from fedgist.core.bounds import NonNegative
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies
+from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, rows_where
 from fedgist.methods.common.latest_messages import LatestMessages
@@ -86,7 +87,7 @@ class FD(Method):
     """
 
     keeps: ClassVar[Part] = "all"
-    needs_classes: ClassVar[bool] = True
+    targets: ClassVar[frozenset[Target]] = frozenset({"class"})
     accepts_late: ClassVar[bool] = True
 
     def init_server(self, ctx: Context) -> Board:

@@ -28,6 +28,7 @@ from fedgist.core.method import (
     Phase,
     Replies,
 )
+from fedgist.core.target import Target
 from fedgist.core.tree import Tree, tree
 from fedgist.methods.common.averaging import Averages, Averaging, Moved, Weighted, Weights
 
@@ -77,7 +78,7 @@ class FedDBE(Method):
     """Weight of the mean regularization: how strongly mean features are held together."""
 
     keeps: ClassVar[Part] = "none"
-    needs_classes: ClassVar[bool] = True
+    targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"means"`` in round 0, and ``"train"`` afterwards."""

@@ -17,6 +17,7 @@ from fedgist.core import random
 from fedgist.core.bounds import NonNegative, Positive, PositiveInt
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
+from fedgist.core.target import Target
 from fedgist.core.tree import LATER, tree
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import ClassSums, feature_sums, gradient_head, map_head
@@ -55,7 +56,7 @@ class FedLog(Method):
     """
 
     keeps: ClassVar[Part] = "body"
-    needs_classes: ClassVar[bool] = True
+    targets: ClassVar[frozenset[Target]] = frozenset({"class"})
     record_terms: ClassVar[int] = 1
 
     @property

@@ -19,6 +19,7 @@ from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
 from fedgist.core.privacy import bounded
+from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.methods.common.linear_head import (
@@ -80,7 +81,7 @@ class FedProto(Method):
     """
 
     keeps: ClassVar[Part] = "all"
-    needs_classes: ClassVar[bool] = True
+    targets: ClassVar[frozenset[Target]] = frozenset({"class"})
 
     @property
     def record_terms(self) -> int:

@@ -34,6 +34,7 @@ from fedgist.core.method import (
 )
 from fedgist.core.optim import OptimizerState
 from fedgist.core.sampling import drawn_clients
+from fedgist.core.target import Target
 from fedgist.core.training import Optimizer
 from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
@@ -386,13 +387,10 @@ class FLESD(Method):
     """How the global model learns the clients' similarities."""
 
     keeps: ClassVar[str] = "all"
+    targets: ClassVar[frozenset[Target]] = frozenset({"class", "views"})
 
     def check(self, task: Task) -> None:
         """Raise MethodError without public rows or a student, or if a setting has no effect."""
-        if task.objective.text:
-            raise MethodError(
-                "flesd compares rows by one representation each; texts have one at each place"
-            )
         if task.public is None:
             raise MethodError(
                 "flesd needs public data: give [data.public] with client, rows or a name"

@@ -25,6 +25,7 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
+from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
 from fedgist.methods.common import codistillation
@@ -75,6 +76,7 @@ class MergedCodist(Method):
     """Weight of FedProx's proximal term. 0 leaves it out. Raise it if local models drift apart."""
 
     keeps: ClassVar[Part] = "none"
+    targets: ClassVar[frozenset[Target]] = frozenset({"class", "words"})
 
     @property
     def exchange(self) -> ServerSteps:

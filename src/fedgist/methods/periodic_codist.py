@@ -25,6 +25,7 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
+from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.methods.common import codistillation
 from fedgist.methods.common.averaging import Averages, Weights, proximal_loss
@@ -61,6 +62,7 @@ class PeriodicCodist(Method):
     """Weight of FedProx's proximal term. 0 leaves it out. Raise it if local models drift apart."""
 
     keeps: ClassVar[Part] = "none"
+    targets: ClassVar[frozenset[Target]] = frozenset({"class", "words"})
 
     @property
     def exchange(self) -> ServerSteps:

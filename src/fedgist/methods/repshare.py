@@ -36,6 +36,7 @@ from fedgist.core.metrics import INFORMATION, Metric
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import bounded, check_weights, noise_floor
 from fedgist.core.sampling import drawn_of_each_class
+from fedgist.core.target import Target
 from fedgist.core.tree import take, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.errors import MethodError
@@ -286,7 +287,7 @@ class RepShare(PeerMethod):
     """
 
     keeps: ClassVar[Part] = "all"
-    needs_classes: ClassVar[bool] = True
+    targets: ClassVar[frozenset[Target]] = frozenset({"class"})
     accepts_late: ClassVar[bool] = True
     own_settings: ClassVar[type] = Release
     among_peers: ClassVar[bool] = True

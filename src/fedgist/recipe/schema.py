@@ -172,7 +172,10 @@ class ObjectiveSection(OpenSection):
     """
 
     name: Annotated[str, registered_name(OBJECTIVES, "objective")] = "classes"
-    """What models learn: one class per row, the next word of texts, or SimCLR without labels."""
+    """What models learn: a class per row or text, numbers, several labels, pixels, or words.
+
+    SimCLR learns without labels. Data sources read the labels that the objective needs.
+    """
     metrics: Annotated[
         tuple[Annotated[str, registered_name(CHOSEN_METRICS, "metric", "function")], ...],
         Field(min_length=1),

@@ -22,7 +22,11 @@ from fedgist.recipe.schema import ObjectiveSection, Recipe
 from fedgist.recipe.section import GIVEN
 from fedgist.recipe.training_section import MOMENTUM
 
-OF_THE_TASK = ("num_classes", "num_words", "chosen", "smoothing")  # what every objective takes
+# what objectives take beside their options
+OF_THE_TASK = (
+    *("num_classes", "num_words", "num_numbers", "num_labels", "chosen", "smoothing"),
+    *("name", "names", "label_moments"),
+)
 PARTS = ("data", "num_clients", "key")  # what every partition takes beside its options
 Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys that were dropped
 

@@ -112,7 +112,7 @@ def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Tree]
 def rows_at_once(task: Task) -> int:
     """Return the number of rows evaluated together: fewer for large inputs or outputs."""
     inputs = math.prod(task.input_shape)
-    outputs = (inputs if task.objective.text else 1) * task.objective.outputs
+    outputs = math.prod(task.places) * task.objective.outputs
     return max(1, min(EVALUATED_AT_ONCE, INPUTS_AT_ONCE // inputs, OUTPUTS_AT_ONCE // outputs))
 
 
@@ -186,7 +186,7 @@ def _no_predictions(cohort: Cohort) -> RowPredictions:
     """Return the per-row results of no rows, (K, 0, ...), in the objective's shapes."""
     task, key = cohort.ctx.task, cohort.ctx.key
     batch = fake_batch(task, key, 1)
-    logits = torch.zeros(*batch.y.shape, task.objective.outputs, device=key.device)
+    logits = torch.zeros(1, *task.places, task.objective.outputs, device=key.device)
     predictions = task.objective.predict_rows(logits, batch)
     clients = len(cohort.ids)
     return map_leaves(lambda leaf: leaf[:0].expand(clients, 0, *leaf.shape[1:]), predictions)

@@ -179,10 +179,11 @@ def client_number(parts: Partition, client: int | str) -> int:
 def class_counts(data: Dataset, parts: Partition) -> dict[str, Any]:
     """Return the names of classes and clients, and each client's training row count per class.
 
-    If the data do not name clients, ``clients`` is empty. All rows of texts count as one class.
+    If the data do not name clients, ``clients`` is empty. If rows have no
+    class, all rows count as one class.
     """
     names, train = data.names, parts.train
-    if data.text:
+    if data.target != "class":
         sizes = [[count] for count in train.counts.tolist()]
         return {"classes": ["rows"], "clients": list(parts.names), "train": sizes}
     counts = [

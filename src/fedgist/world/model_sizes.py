@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedgist.core.objective import Objective
+from fedgist.core.target import Target
 from fedgist.data.facts import DataFacts
 
 
@@ -12,13 +13,15 @@ from fedgist.data.facts import DataFacts
 class Sizes:
     """The shapes of inputs and outputs of every model of a task.
 
-    ``projects`` says whether outputs are embeddings, which need a hidden layer before the last
-    layer. ``classes`` holds the names of the classes, or the vocabulary of texts.
+    ``words`` is the number of words if inputs are texts, else 0. ``projects`` says whether outputs
+    are embeddings, which need a hidden layer before the last layer. ``classes`` holds the names of
+    the classes, or of whatever else is predicted.
     """
 
     input_shape: tuple[int, ...]
     outputs: int
-    text: bool
+    words: int
+    target: Target
     projects: bool
     classes: tuple[str, ...] = field(default=(), repr=False)
 
@@ -26,4 +29,5 @@ class Sizes:
     def of(data: DataFacts, objective: Objective) -> Sizes:
         """Return the sizes that models need for this data and this objective."""
         shape, projects = data.input_shape, objective.views > 1
-        return Sizes(shape, objective.outputs, data.text, projects, data.names)
+        predicted = objective.outputs, data.words, objective.target
+        return Sizes(shape, *predicted, projects, data.names)

@@ -285,7 +285,8 @@ def architectures_of(
                 sizes.outputs,
                 name=name,
                 head=group.head,
-                text=sizes.text,
+                words=sizes.words,
+                target=sizes.target,
                 projects=sizes.projects,
             )
         except RecipeError:

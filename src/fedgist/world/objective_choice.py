@@ -5,37 +5,49 @@ Texts have a label for each token and no class. Encoders learn without labels an
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.batch import fake_rows
 from fedgist.core.class_metrics import READ_BY
 from fedgist.core.method import Method
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.objective import Objective
 from fedgist.core.own_metric import OwnMetric
+from fedgist.core.target import IN_WORDS, LABELS_OF
 from fedgist.data.client_rows import Rows
 from fedgist.data.facts import DataFacts
-from fedgist.errors import RecipeError, listed, shown
+from fedgist.errors import RecipeError, first_line, listed, shown
 from fedgist.recipe.resolve import Setup
 from fedgist.world.server_context import Online
 
+TRIED_PER_CLASS = 4  # made-up rows of each class before round 1
 BY_CLASS = ("dirichlet", "shards", "pathological", "pachinko")  # partitions
-TEXT, CLASSES = "next_word", "classes"  # objectives
+TEXT_CLASSES = "text_classes"  # the objective of texts with one class each
 LEAST_ROWS = 2  # of a client that learns from views
 
 
 def objective_of(setup: Setup, data: DataFacts) -> Objective:
     """Return the objective of a run."""
     section = setup.objective
-    if data.text != (section.name == TEXT):
-        some, wanted = ("", TEXT) if data.text else ("no ", CLASSES)
-        raise RecipeError(
-            f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
-        )
+    _check_labels(section.name, data)
     about = data.num_classes, setup.metrics, setup.train.label_smoothing
-    objective = OBJECTIVES[section.name](*about, **_options(setup, data))
+    make = OBJECTIVES[section.name]
+    try:
+        objective = make(*about, **_facts_for(make, section.name, data), **_options(setup, data))
+    except ValueError as error:
+        raise RecipeError(first_line(error)) from error
     for metric in setup.metrics:
         if isinstance(metric, OwnMetric):
-            metric.check(data.num_classes)
+            metric.check(*_made_up(objective, data))
+    if data.target != "class":
+        labels = IN_WORDS[data.target]
+        _check(_of_classes(setup), f"needs one class for each row; {data.name} has {labels}")
     if data.text:
-        _check(_of_texts(setup), f"needs a class or numbers for each row; {data.name} has texts")
+        _check(_of_texts(setup), f"needs numbers for each row; {data.name} has texts")
     if objective.views > 1:
         views = f"objective {section.name} learns from views without labels"
         _check(_of_labels(setup), f"has no use: {views}, and is judged by evaluate.probe")
@@ -66,17 +78,50 @@ def _class_number(positive: object, data: DataFacts) -> int:
     )
 
 
-def _of_texts(setup: Setup) -> dict[str, bool]:
-    """Return the settings that need one class or numbers per row, and whether they are set."""
+def _check_labels(name: str, data: DataFacts) -> None:
+    """Raise RecipeError if the objective does not read the labels or the inputs of the data."""
+    wanted = [other for other, labels in LABELS_OF.items() if labels == data.target]
+    if data.target == "class":
+        wanted = [TEXT_CLASSES] if data.text else [w for w in wanted if w != TEXT_CLASSES]
+    if name in wanted:
+        return
+    rows = "texts with " * data.text + IN_WORDS[data.target]
+    raise RecipeError(
+        f"objective.name = {name!r}: {data.name} has {rows}; use {' or '.join(map(repr, wanted))}"
+    )
+
+
+def _facts_for(make: Callable[..., Objective], name: str, data: DataFacts) -> dict[str, object]:
+    """Return the facts about the data that an objective has parameters for."""
+    facts = {"name": name, "names": data.names, "label_moments": data.label_moments}
+    return {key: facts[key] for key in facts.keys() & inspect.signature(make).parameters}
+
+
+def _made_up(objective: Objective, data: DataFacts) -> tuple[Tensor, Tensor]:
+    """Return predictions (rows, ...) and labels (rows, ...), to try a user's metric on."""
+    key, rows = random.key(0, "own metric"), TRIED_PER_CLASS * data.num_classes
+    target = objective.labels
+    _, y = fake_rows(key, rows, data.input_shape, data.num_classes, target=target)
+    return objective.answers(random.normal(key, (rows, objective.outputs))), y
+
+
+def _of_classes(setup: Setup) -> dict[str, bool]:
+    """Return the settings that need one class per row, and whether they are set."""
     sets = setup.evaluate.sets.items()
     return {
         f"partition.name = {setup.partition.name!r}": setup.partition.name in BY_CLASS,
         "train.class_weights = 'balanced'": setup.train.class_weights == "balanced",
-        "data.normalize = 'client'": setup.data.normalize == "client",
-        "data.mean and data.std": bool(setup.data.mean or setup.data.std),
         "evaluate.save_features": bool(setup.evaluate.save_features),
         f"evaluate.probe = {setup.evaluate.probe!r}": setup.evaluate.probe != "none",
     } | {f"evaluate.sets.{key}.classes": part.classes is not None for key, part in sets}
+
+
+def _of_texts(setup: Setup) -> dict[str, bool]:
+    """Return the settings that need numbers as inputs, and whether they are set."""
+    return {
+        "data.normalize = 'client'": setup.data.normalize == "client",
+        "data.mean and data.std": bool(setup.data.mean or setup.data.std),
+    }
 
 
 def _of_labels(setup: Setup) -> dict[str, bool]:
@@ -101,17 +146,15 @@ def _check(settings: dict[str, bool], why: str) -> None:
         raise RecipeError(f"{bad[0]} {why}")
 
 
-def check_method_reads(method: Method, objective: Objective, data: str) -> None:
-    """Raise RecipeError if the method needs one class per row and the task has no classes."""
-    if not method.needs_classes:
+def check_method_reads(method: Method, objective: Objective) -> None:
+    """Raise RecipeError if the method is not defined for the task's target."""
+    if objective.target in method.targets:
         return
-    if objective.text:
-        raise RecipeError(f"{type(method).__name__} needs one class for each row; {data} has texts")
-    if objective.views > 1:
-        raise RecipeError(
-            f"{type(method).__name__} needs one class for each row; objective "
-            f"{objective.name} learns without labels"
-        )
+    read = listed(IN_WORDS[target] for target in IN_WORDS if target in method.targets)
+    raise RecipeError(
+        f"{type(method).__name__} needs {read}; objective {objective.name} has "
+        f"{IN_WORDS[objective.target]}"
+    )
 
 
 def clients_with_too_few_rows(train: Rows, objective: Objective) -> frozenset[int]:

@@ -102,13 +102,14 @@ def _other_classes(file_classes: tuple[str, ...], sizes: Sizes) -> str:
     unnamed = [tuple(map(str, range(len(names)))) for names in (file_classes, own)]
     if sizes.projects or file_classes == own or file_classes in unnamed or own in unnamed:
         return ""
-    kind, kinds = ("word", "words") if sizes.text else ("class", "classes")
+    of_words = sizes.target == "words"
+    kind, kinds = ("word", "words") if of_words else ("class", "classes")
     problem = f"the file has {len(file_classes)} names of {kinds}, the data {len(own)}"
     if len(file_classes) == len(own):
         place = next(i for i, name in enumerate(file_classes) if name != own[i])
         theirs, ours = (printable(names[place][:_LONGEST]) for names in (file_classes, own))
         problem = f"{kind} {place} is {theirs!r} in the file, {ours!r} in the data"
-    if sizes.text:
+    if of_words:
         raise ValueError(problem)
     return problem
 

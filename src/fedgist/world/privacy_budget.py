@@ -44,6 +44,8 @@ FOUND_IN_ROWS = {
     "fill": "missing numbers are replaced by means of the training rows: replace them before",
     "categories": "the categories of columns are those of the training rows: list them in "
     "data.columns",
+    "label moments": "means and deviations of the predicted numbers are measured on the training "
+    "rows: state objective.mean and objective.std",
     "vocabulary": "the vocabulary is made of the training texts: name a file of words in "
     "data.words.file",
 }

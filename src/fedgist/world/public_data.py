@@ -166,7 +166,8 @@ def _check_given(section: PublicSection | None) -> None:
 
 def _seen(data: Dataset, *, labelled: bool = False) -> Public:
     """Return public rows with public labels; the labels of texts are their next tokens."""
-    return Public(data.x, data.y, True) if labelled or data.text else _unlabelled(data.x)
+    labelled = labelled or data.target == "words"
+    return Public(data.x, data.y, True) if labelled else _unlabelled(data.x)
 
 
 def _unlabelled(x: Tensor) -> Public:

@@ -128,6 +128,7 @@ def task_of(
         max_norm=setup.clients.max_norm or math.inf,
         max_rows=setup.clients.max_rows or MOST_ROWS,
         annotations=facts.annotations,
+        words=facts.words,
     )
     if public is None:
         return task

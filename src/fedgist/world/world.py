@@ -72,7 +72,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     objective = objective_of(setup, data.facts)
     parts = divide(setup, data)
     public = public or rows_of_client(setup, data, parts)
-    check_method_reads(setup.method, objective, data.name)
+    check_method_reads(setup.method, objective)
     models = Models.of(setup, Sizes.of(data.facts, objective), parts.names)
     members, train = _members(setup, models, parts, objective)
     try:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgist.core.random import key, permutation
-from fedgist.data.dataset import MANY_CLASSES, Dataset
+from fedgist.data.dataset import Dataset
+from fedgist.data.label_check import MANY_CLASSES
 from fedgist.errors import DataError, listed
 
 Values = NDArray[Any]

@@ -128,6 +128,7 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
         clients_test=None if test.clients is None else _codes(test.clients, clients),
         client_names=clients,
         vocabulary=vocabulary,
+        target="words",
         measured=reading.measured,
     )
 
@@ -140,6 +141,11 @@ def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
         which = f"text {encoded.index([])} (counted from 0) has no words" if encoded else "no texts"
         raise DataError(f"{which}: a text to go on with needs a word")
     return _numbers(encoded, data.input_shape[0])
+
+
+def encoded_texts(texts: Sequence[str], data: Dataset) -> Tensor:
+    """Return new texts in the form of ``data.x``, int32 (texts, length)."""
+    return further_texts(texts, data)[0]
 
 
 def prompts(texts: Sequence[str], data: Dataset) -> Tensor:

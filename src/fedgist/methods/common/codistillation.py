@@ -91,12 +91,7 @@ class Distillation:
             raise MethodError(
                 "codistillation needs public data: give [data.public] with rows or a name"
             )
-        if task.objective.views > 1:
-            raise MethodError(
-                "codistillation learns from predictions, and objective "
-                f"{task.objective.name} has none"
-            )
-        if self.mixup and task.objective.text:
+        if self.mixup and task.words:
             raise MethodError("method.distillation.mixup mixes numbers: texts cannot be mixed")
         if self.labels and not task.public_labels:
             raise MethodError("method.distillation.labels needs data.public.labelled = true")

@@ -169,8 +169,8 @@ def _of_clients(title: str, accuracies: Tensor) -> Line:
 def check_probes(world: World) -> None:
     """Raise RecipeError if there are no labelled test rows for probes."""
     data, population = world.data, world.population
-    if data.text or not len(data.y_test):
-        lack = "texts" if data.text else "no test rows"
+    if data.target != "class" or not len(data.y_test):
+        lack = "no classes" if data.target != "class" else "no test rows"
         raise RecipeError(f"{data.name} has {lack}: a probe tells the classes of test rows")
     if not (population.examples.complete and population.test_examples.complete):
         raise RecipeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 
 from fedgist.core.message import Nothing
 from fedgist.core.method import Context, Method
+from fedgist.core.multilabel import LIKELY
 from fedgist.core.net import Net
 from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
+from fedgist.core.target import Target
 from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import examples_like
-from fedgist.data.sources.text_rows import prompts
+from fedgist.data.sources.text_rows import encoded_texts, prompts
 from fedgist.engines.engine import EVALUATE, Simulation
 from fedgist.errors import RecipeError, listed
 from fedgist.runs.round import Federation
@@ -66,7 +69,7 @@ class ClientModel(nn.Module):
 
         net = Net(under("params"), under("buffers"), self.arch)
         own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
-        if self.arch.text:
+        if self.arch.words:
             x = x.long()
         else:
             x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
@@ -84,33 +87,74 @@ class ClientModel(nn.Module):
         return other
 
     def probabilities(self, x: object, batch: int = 512) -> Tensor:
-        """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time.
+        """Return the probabilities (rows, ..., classes) of raw examples, ``batch`` rows at a time.
 
-        ``x`` is an array or a data frame like that of the training rows, or a list of texts: then
-        they are those of the word that comes after each.
+        ``x`` is an array or a data frame like that of the training rows, or a list of texts. The
+        probabilities are those of the classes, of each label, or of the classes at each pixel; if
+        models predict words, of the word that comes after each text.
+
+        Raises
+        ------
+        RecipeError
+            If the model predicts numbers.
         """
-        if self.arch.text:
-            texts = [x] if isinstance(x, str) or not isinstance(x, Iterable) else x
-            rows = prompts([str(text) for text in texts], self.data)
-            batch = max(1, batch // rows.shape[1])
-        else:
-            rows = examples_like(self.data, x, "x")
+        if self.target == "numbers":
+            raise RecipeError("this model predicts numbers and no probabilities: use predict(x)")
+        return self.answers(x, batch)
+
+    def answers(self, x: object, batch: int = 512) -> Tensor:
+        """Return the probabilities, or the predicted numbers (rows, numbers) in their own unit."""
+        rows = self._rows(x)
+        batch = max(1, batch // math.prod(self.ctx.task.places))
+        answers = self.ctx.task.objective.answers
         with torch.no_grad():
-            parts = [torch.softmax(self._last(piece), dim=-1) for piece in torch.split(rows, batch)]
-        return torch.cat(parts)
+            return torch.cat([answers(self._last(piece)) for piece in torch.split(rows, batch)])
+
+    def predict(self, x: object) -> list[str] | list[list[str]] | Tensor:
+        """Return the prediction of each raw example.
+
+        It is the name of the likeliest class, or of the next word of a text; a list of the names of
+        the labels with a probability above 1/2; the predicted numbers, (rows, numbers); or the
+        number of the likeliest class of each pixel, (rows, height, width).
+        """
+        answers, names = self.answers(x), self.data.names
+        if self.target == "numbers":
+            return answers
+        if self.target == "pixels":
+            return answers.argmax(-1)
+        if self.target == "labels":
+            return [labels_in(row, names) for row in answers.tolist()]
+        chances = sayable(answers) if self.target == "words" else answers
+        return [names[label] for label in chances.argmax(1).tolist()]
+
+    @property
+    def target(self) -> Target:
+        """What the model predicts."""
+        return self.ctx.task.objective.target
+
+    def _rows(self, x: object) -> Tensor:
+        """Return raw examples (rows, *shape) of an array, a data frame, or a list of texts."""
+        if not self.arch.words:
+            return examples_like(self.data, x, "x")
+        texts = [x] if isinstance(x, str) or not isinstance(x, Iterable) else x
+        whole = prompts if self.target == "words" else encoded_texts
+        return whole([str(text) for text in texts], self.data)
 
     def _last(self, x: Tensor) -> Tensor:
-        """Return the logits (batch, classes), of texts those after the last word."""
+        """Return the logits (batch, ...), of the next word those after the last word."""
         logits: Tensor = self(x)
-        if not self.arch.text:
+        if self.target != "words":
             return logits
         return logits[torch.arange(len(x), device=x.device), (x != PADDING).sum(1) - 1]
 
-    def predict(self, x: object) -> list[str]:
-        """Return the name of the likeliest class of each raw example, of a text what comes next."""
-        chances = self.probabilities(x)
-        chances = sayable(chances) if self.arch.text else chances
-        return [self.data.names[label] for label in chances.argmax(1).tolist()]
+
+def labels_in(probabilities: Sequence[float], names: Sequence[str]) -> list[str]:
+    """Return the names of the labels with a probability above 1/2.
+
+    >>> labels_in([0.9, 0.5, 0.7], ["a", "b", "c"])
+    ['a', 'c']
+    """
+    return [name for p, name in zip(probabilities, names, strict=True) if p > LIKELY]
 
 
 def sayable(probabilities: Tensor) -> Tensor:

@@ -1,0 +1,50 @@
+"""Metrics of ranks: how well scores tell positive from negative rows, for stacks of clients.
+
+``scores``, ``positive`` and ``present`` are (..., rows), the last two Boolean; an absent row has no
+effect. Ties count as scikit-learn counts them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def roc_area(scores: Tensor, positive: Tensor, present: Tensor) -> Tensor:
+    """Return the area under the ROC curve, (...), NaN unless there are rows of both kinds.
+
+    It is computed from ranks (Mann and Whitney): the fraction of pairs of a positive and a negative
+    row in which the former has the higher score; ties count one half.
+    """
+    scores = scores.masked_fill(~present, torch.inf).contiguous()  # absent rows rank above all
+    ordered = scores.sort(-1).values
+    below = torch.searchsorted(ordered, scores)
+    up_to = torch.searchsorted(ordered, scores, right=True)
+    ranks = (below + up_to + 1).to(torch.float64) / 2
+    positive = positive & present
+    positives = positive.sum(-1).to(torch.float64)
+    negatives = present.sum(-1) - positives
+    wins = (ranks * positive).sum(-1) - positives * (positives + 1) / 2
+    return wins / (positives * negatives)
+
+
+def mean_precision(scores: Tensor, positive: Tensor, present: Tensor) -> Tensor:
+    """Return the average precision, (...), NaN without a positive row.
+
+    It is the mean over positive rows of the precision at the row's own score: the share of positive
+    rows among those with at least this score. This equals the sum over thresholds of the precision
+    times the increase in recall.
+    """
+    positive = positive & present
+    at_least = _count_from(scores, scores, present)
+    positive_at_least = _count_from(scores, scores, positive)
+    precision = positive_at_least / at_least.clamp(min=1)
+    total = torch.where(positive, precision, 0.0).sum(-1, dtype=torch.float64)
+    return total / positive.sum(-1)
+
+
+def _count_from(scores: Tensor, thresholds: Tensor, counted: Tensor) -> Tensor:
+    """Return how many counted rows have at least the score of each threshold: (..., rows)."""
+    ordered = scores.masked_fill(~counted, -torch.inf).sort(-1).values.contiguous()
+    below = torch.searchsorted(ordered, thresholds.contiguous())
+    return (scores.shape[-1] - below).to(torch.float64)

@@ -1,0 +1,87 @@
+"""Check labels: their form, their range, and the number of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedgist.core.target import IN_WORDS, NUMERIC, Target, places
+from fedgist.errors import DataError
+
+if TYPE_CHECKING:
+    from fedgist.data.dataset import Dataset
+
+MANY_CLASSES = 1000  # up to this number is plausible for any number of rows
+_TYPES: Mapping[Target, torch.dtype] = MappingProxyType(
+    {
+        "class": torch.int64,
+        "words": torch.int32,
+        "numbers": torch.float32,
+        "labels": torch.float32,
+        "pixels": torch.int16,
+    }
+)
+
+
+def check_classes(data: Dataset) -> None:
+    """Raise DataError if the names of classes do not fit, or there are too many classes."""
+    if data.target not in _TYPES:
+        raise DataError(
+            f"{data.name}: target is {data.target!r:.80}; it must be {' or '.join(_TYPES)}"
+        )
+    if data.classes and len(data.classes) != data.num_classes:
+        raise DataError(
+            f"{data.name} has {data.num_classes} classes and {len(data.classes)} names of classes"
+        )
+    rows = len(data.y) + len(data.y_test)
+    if not data.classes and data.num_classes > max(MANY_CLASSES, rows):
+        raise DataError(
+            f"{data.name} has {data.num_classes} classes for {rows} rows; number the labels from 0 "
+            "on without gaps, or name the classes"
+        )
+
+
+def check_labels(data: Dataset, split: str, y: Tensor, input_shape: tuple[int, ...]) -> None:
+    """Raise DataError unless labels ``y`` (rows, ...) have the form of the data's target."""
+    many = (data.num_classes,) if data.target in NUMERIC else places(data.target, input_shape)
+    if y.dtype != _TYPES[data.target] or tuple(y.shape[1:]) != many:
+        if data.target == "class":
+            raise DataError(f"{data.name}: {split} labels must be one whole number per row")
+        kind = str(_TYPES[data.target]).removeprefix("torch.")
+        raise DataError(
+            f"{data.name}: {split} labels must be {IN_WORDS[data.target]}, {kind} numbers of shape "
+            f"{['rows', *many]}, not {y.dtype} of shape {list(y.shape)}".replace("'rows'", "rows")
+        )
+    if not len(y):
+        return
+    if data.target in NUMERIC:
+        _check_numbers(data, split, y)
+        return
+    least = 0 if data.target == "class" else -1
+    if not (int(y.min()) >= least and int(y.max()) < data.num_classes):
+        raise DataError(
+            f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside "
+            f"{least}..{data.num_classes - 1}"
+        )
+    if many and bool((empty := (y < 0).flatten(1).all(1)).any()):
+        row, content = int(empty.nonzero()[0]), "word" if data.target == "words" else "label"
+        raise DataError(f"{data.name}: {split} row {row} (counted from 0) has no {content}")
+
+
+def _check_numbers(data: Dataset, split: str, y: Tensor) -> None:
+    """Check numbers or labels (rows, outputs); NaN stands for a missing one."""
+    wrong = y.isinf() if data.target == "numbers" else (y != 0) & (y != 1) & ~y.isnan()
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        allowed = "a finite number" if data.target == "numbers" else "0 or 1"
+        raise DataError(
+            f"{data.name}: {data.names[column]} of {split} row {row} is {y[row, column]:g}; it "
+            f"must be {allowed}, or NaN where it is missing"
+        )
+    if bool((empty := y.isnan().all(1)).any()):
+        row = int(empty.nonzero()[0])
+        raise DataError(f"{data.name}: {split} row {row} (counted from 0) has no label")
