@@ -173,10 +173,12 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     if not stated or stated == data.classes:
         return data
     names = data.classes or tuple(str(number) for number in range(data.num_classes))
-    if data.text:
+    if data.target == "words":
         raise DataError(
             f"{data.name}: data.classes cannot name the words of texts; its vocabulary does"
         )
+    if data.target != "class":
+        return _with_names(data, stated)
     number = torch.tensor([stated.index(name) if name in stated else -1 for name in names])
     y, y_test = number[data.y], number[data.y_test]
     if lost := [name for i, name in enumerate(names) if name not in stated and _holds(data, i)]:
@@ -189,6 +191,21 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     return replace(
         data, y=y, y_test=y_test, num_classes=len(stated), classes=stated, superclasses=kept
     )
+
+
+def _with_names(data: Dataset, stated: tuple[str, ...]) -> Dataset:
+    """Return data of numbers, labels or pixels with stated names, in the stated order."""
+    if not data.classes or data.target == "pixels":
+        return check(replace(data, classes=stated))
+    if lost := [name for name in data.classes if name not in stated]:
+        raise DataError(f"{data.name}: {lost[0]!r:.80} is not among data.classes: {listed(stated)}")
+    kept = [data.classes.index(name) if name in data.classes else -1 for name in stated]
+
+    def arranged(y: Tensor) -> Tensor:
+        return torch.where(torch.tensor(kept) >= 0, y[:, kept], torch.nan)
+
+    y, y_test = arranged(data.y), arranged(data.y_test)
+    return replace(data, y=y, y_test=y_test, num_classes=len(stated), classes=stated)
 
 
 def _holds(data: Dataset, label: int) -> bool:

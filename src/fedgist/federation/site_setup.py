@@ -88,7 +88,8 @@ def site_part(
     """
     setup = setup_at_site(recipe, site)
     side = server_context(setup, names, say)
-    data = read_data(data_section(setup, site), setup.seed, root=site.data_root)
+    section = data_section(setup, site)
+    data = read_data(section, setup.seed, root=site.data_root, target=setup.labels)
     data, left_out = allowed_rows(data, site)
     check_facts(declared_facts(setup), data)
     client = side.clients[number]

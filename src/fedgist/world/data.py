@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedgist.core import random
+from fedgist.core.target import Target
 from fedgist.data import Augmentation
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
@@ -28,9 +29,16 @@ COLORS = ("color_jitter", "grayscale")
 
 
 def read_data(
-    section: Data, seed: int, own: Dataset | None = None, root: Path | None = None
+    section: Data,
+    seed: int,
+    own: Dataset | None = None,
+    root: Path | None = None,
+    target: Target | None = None,
 ) -> Dataset:
-    """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``."""
+    """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``.
+
+    ``target`` is the form of the labels that the recipe's objective reads.
+    """
     if own is not None:
         if section.words is not None:
             raise RecipeError(
@@ -45,6 +53,7 @@ def read_data(
             classes=section.classes,
             seed=seed,
             words=None if section.words is None else Reading(**section.words.model_dump()),
+            target=target,
             **section.options,
         )
     data = with_moments(data, section.normalize, section.mean, section.std)
@@ -58,6 +67,8 @@ def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> Non
     if kinds and len(data.input_shape) != IMAGE:
         shape = list(data.input_shape)
         raise RecipeError(f"{key} needs images; {data.name} has examples of shape {shape}")
+    if data.target == "pixels" and (moving := [kind for kind in kinds if kind not in COLORS]):
+        raise RecipeError(f"{key}: {moving[0]} moves pixels, and their classes would stay")
     for kind in kinds:
         if f"batch_{kind}" in kinds:
             raise RecipeError(

@@ -187,7 +187,12 @@ def public_source(
     """
     assert section.name is not None  # the caller's
     other = load_data(
-        section.name, root=setup.given.root, seed=setup.seed, words=words, **section.options
+        section.name,
+        root=setup.given.root,
+        seed=setup.seed,
+        words=words,
+        target=facts.target,
+        **section.options,
     )
     x = fitted_rows(other.x, f"data.public: {section.name}", facts, fill)
     other = replace(other, x=x)

@@ -94,7 +94,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
 
 def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
     """Return the clients' data, the public rows, and the rows that the server holds out."""
-    data = read_data(setup.data, setup.seed, setup.given.data, setup.given.root)
+    data = read_data(setup.data, setup.seed, setup.given.data, setup.given.root, setup.labels)
     data, public = set_aside(setup, data)
     data, central = hold_out_at_server(setup, data)
     return data, public, central

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import readable
@@ -14,7 +15,7 @@ from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
-NO_OPTIONS = ("root", "classes", "seed")  # parameters that sources share
+NO_OPTIONS = ("root", "classes", "seed", "target")  # parameters that sources share
 
 
 def load_data(
@@ -24,6 +25,7 @@ def load_data(
     classes: Sequence[str] = (),
     seed: int = 0,
     words: Reading | None = None,
+    target: Target | None = None,
     **options: object,
 ) -> Dataset:
     """Return the validated data set of the source ``name``.
@@ -31,17 +33,20 @@ def load_data(
     ``root`` is the folder of downloaded data (see :func:`.data_root`). ``classes`` are the names
     of all classes in the order of their numbers, if they differ from the source's. ``seed`` is the
     run's seed, for sources that draw their examples. ``words`` are the settings for texts.
-    ``options`` are the options of the source.
+    ``target`` is the form of the labels to read, if the source has several; the default is the
+    source's own. ``options`` are the options of the source.
     """
     source = _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
     common = {"root": data_root(root), "classes": classes, "seed": seed}
+    common |= {} if target is None else {"target": target}
     taken = inspect.signature(source).parameters
     arguments |= {key: value for key, value in common.items() if key in taken}
     with readable(name):
         data = source(**arguments)
         if isinstance(data, SplitTexts):
-            data = text_dataset(data, words or Reading())
+            kind = "words" if data.train.labels is None else target or "class"
+            data = text_dataset(data, words or Reading(), kind)
         elif words is not None:
             raise DataError(f"data.words is about texts, and {name} has none")
         return with_classes(check(data), classes)
