@@ -11,7 +11,12 @@ from torch import Tensor
 
 from fedgist.core.target import Target
 from fedgist.data.facts import DataFacts
-from fedgist.data.label_check import check_classes, check_labels
+from fedgist.data.label_check import (
+    MissingLabels,
+    check_classes,
+    check_labels,
+    check_none_is_missing,
+)
 from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, listed
@@ -126,8 +131,10 @@ class Dataset:
         return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, annotations=beside)
 
 
-def check(data: Dataset) -> Dataset:
+def check(data: Dataset, missing_labels: MissingLabels = "mask") -> Dataset:
     """Return ``data`` if it is valid for training.
+
+    With ``missing_labels = "refuse"`` no number, label or pixel's class may be missing.
 
     Raises
     ------
@@ -141,6 +148,9 @@ def check(data: Dataset) -> Dataset:
     _check_split(data, "test", data.x_test, data.y_test)
     _check_clients(data, "training", data.clients, len(data.y))
     _check_clients(data, "test", data.clients_test, len(data.y_test))
+    if missing_labels == "refuse":
+        check_none_is_missing(data, "training", data.y)
+        check_none_is_missing(data, "test", data.y_test)
     for name, values in data.annotations.items():
         if values.shape != data.y.shape[:1] or not bool(torch.isfinite(values).all()):
             raise DataError(

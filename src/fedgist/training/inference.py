@@ -71,7 +71,7 @@ def _summaries(cohort: Cohort, clients: Clients) -> Tree:
     sums: Tree = None
     for count, rows in _pieces(cohort.table, rows_at_once(cohort.ctx.task)):
         first, down = _first(cohort, clients, count)
-        batch = cohort.examples.batch(rows)
+        batch = cohort.weighted(cohort.examples.batch(rows))
         if picks is not None:
             batch = replace(batch, picks=picks[:count, at : at + rows.shape[1]])
         part = summarize(first.net, batch, first.own, down, cohort.keys[:count])

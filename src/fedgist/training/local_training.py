@@ -238,10 +238,11 @@ class _Step:
         return losses, {name: g.to(self.params[name].dtype) / size for name, g in noisy.items()}
 
     def _batch(self, count: int, rows: Tensor, keys: Tensor) -> Batch:
-        batch = self.cohort.examples.batch(rows, keys)
+        batch = self.cohort.weighted(self.cohort.examples.batch(rows, keys))
         if self.class_weights is None:
             return batch
-        return replace(batch, weight=self.class_weights[:count].gather(1, batch.y))
+        weight = self.class_weights[:count].gather(1, batch.y)
+        return replace(batch, weight=weight if batch.weight is None else weight * batch.weight)
 
     def forget(self, per_epoch: Tensor, step: int) -> None:
         """Reset the optimizer of the clients that begin an epoch at this step.

@@ -44,7 +44,7 @@ def read_data(
             raise RecipeError(
                 "data.words says how files of texts are read, and data= is given: leave it out"
             )
-        data = with_classes(check(own), section.classes)
+        data = with_classes(check(own, section.missing_labels), section.classes)
     else:
         check_named("data", section.name, "data=")
         data = load_data(
@@ -54,6 +54,7 @@ def read_data(
             seed=seed,
             words=None if section.words is None else Reading(**section.words.model_dump()),
             target=target,
+            missing_labels=section.missing_labels,
             **section.options,
         )
     data = with_moments(data, section.normalize, section.mean, section.std)

@@ -45,6 +45,15 @@ class LabelledRows:
         return LabelledRows(self.x[torch.from_numpy(mask)], self.labels[mask], clients)
 
 
+def with_a_label(rows: LabelledRows, target: Target) -> LabelledRows:
+    """Return the rows that have a number, a label or a pixel's class: all, if rows have classes."""
+    if target in NUMERIC:
+        return rows.take(~np.all(np.isnan(rows.labels), axis=1))
+    if target == "pixels":
+        return rows.take(np.any(rows.labels >= 0, axis=(1, 2)))
+    return rows
+
+
 TEST_FRACTION = 0.2  # share of the rows that are test rows, if a recipe says nothing
 
 

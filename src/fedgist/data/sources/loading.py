@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check, with_classes
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.locations import data_root
@@ -15,7 +16,8 @@ from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
-NO_OPTIONS = ("root", "classes", "seed", "target")  # parameters that sources share
+# parameters that sources share
+NO_OPTIONS = ("root", "classes", "seed", "target", "missing_labels")
 
 
 def load_data(
@@ -26,6 +28,7 @@ def load_data(
     seed: int = 0,
     words: Reading | None = None,
     target: Target | None = None,
+    missing_labels: MissingLabels = "refuse",
     **options: object,
 ) -> Dataset:
     """Return the validated data set of the source ``name``.
@@ -34,11 +37,13 @@ def load_data(
     of all classes in the order of their numbers, if they differ from the source's. ``seed`` is the
     run's seed, for sources that draw their examples. ``words`` are the settings for texts.
     ``target`` is the form of the labels to read, if the source has several; the default is the
-    source's own. ``options`` are the options of the source.
+    source's own. With ``missing_labels = "mask"`` labels may be missing. ``options`` are those of
+    the source.
     """
     source = _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
     common = {"root": data_root(root), "classes": classes, "seed": seed}
+    common |= {"missing_labels": missing_labels}
     common |= {} if target is None else {"target": target}
     taken = inspect.signature(source).parameters
     arguments |= {key: value for key, value in common.items() if key in taken}
@@ -49,7 +54,7 @@ def load_data(
             data = text_dataset(data, words or Reading(), kind)
         elif words is not None:
             raise DataError(f"data.words is about texts, and {name} has none")
-        return with_classes(check(data), classes)
+        return with_classes(check(data, missing_labels), classes)
 
 
 def _source(name: str) -> Callable[..., Dataset | SplitTexts]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources.array_file import features, no_array, read_arrays
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
@@ -17,6 +18,7 @@ from fedgist.data.sources.labelled_rows import (
     dataset,
     refuse_fraction,
     split_rows,
+    with_a_label,
 )
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.stored_labels import stored_labels
@@ -34,6 +36,7 @@ def npz(
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
     target: Target = "class",
+    missing_labels: MissingLabels = "refuse",
 ) -> Dataset:
     """Read the arrays x and y of a .npz file, and optional arrays such as client and x_test.
 
@@ -98,6 +101,8 @@ def npz(
 
     arrays = read_arrays(file, wanted)
     train, test = _train_and_test(file.name, arrays, test_fraction, target)
+    if missing_labels == "mask":
+        train, test = (with_a_label(rows, target) for rows in (train, test))
     return dataset(file.name, train, test, classes=classes, missing=missing, target=target)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
@@ -59,6 +60,7 @@ def table(
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
     target: Target = "class",
+    missing_labels: MissingLabels = "refuse",
 ) -> Dataset:
     """Read a table with a column of labels. The other columns are numbers or categories.
 
@@ -117,13 +119,13 @@ def table(
         age = "number"
         town = ["Bonn", "Ulm"]
     """
-    whole = load_table(existing(path))
-    labels = _label_columns(label, target)
+    labels, masked = _label_columns(label, target), missing_labels == "mask"
+    whole = _labelled(load_table(existing(path)), labels, target, masked=masked)
     mask = _test_rows(whole, labels, target, test, test_fraction)
     by_column = test is None or str(test) in whole.frame.columns
     train, held = whole.take(~mask), whole.take(mask)
     if not by_column:
-        held = load_table(existing(test or ""))
+        held = _labelled(load_table(existing(test or "")), labels, target, masked=masked)
     beside = annotations or []
     aside = [
         *labels,
@@ -179,6 +181,20 @@ def _label_columns(label: str | list[str], target: Target) -> list[str]:
             "multilabel read several"
         )
     return columns
+
+
+def _labelled(
+    rows: TableFrame, labels: Sequence[str], target: Target, *, masked: bool
+) -> TableFrame:
+    """Return the rows with a label; all of them, unless labels may be missing (``masked``)."""
+    if not masked:
+        return rows
+    expect(rows, list(labels))
+    if target in NUMERIC:
+        empty = [is_missing(rows, name) for name in labels]
+    else:
+        empty = [np.array([not cell.strip() for cell in texts(rows, labels[0])])]
+    return rows.take(~np.all(empty, axis=0))
 
 
 def _test_rows(
