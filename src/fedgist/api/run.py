@@ -28,6 +28,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
 from fedgist.recipe.objective_loading import labels_read, own_objective
 from fedgist.recipe.overrides import Overrides, apply_overrides
+from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.reading import Recipe, make, read, read_recorded
 from fedgist.report.tracking.own_logger import Logger
 from fedgist.runs import runner
@@ -134,7 +135,8 @@ def run(
     recipe = recipe if data is None else of_given_data(recipe)
     full_recipe = _resumed(recipe, folder) if resume else _parse(recipe)
     full_recipe = full_recipe if method is None else with_method(full_recipe, method)
-    own = own_objective(full_recipe.objective, objective)
+    with modules_from(full_recipe.engine.code_folder):
+        own = own_objective(full_recipe.objective, objective)
     labels = labels_read(full_recipe.objective, own)
     data_set, rows, tests = rows_given(data, clients, clients_test, full_recipe, labels)
     given = Overrides(

@@ -156,6 +156,8 @@ def checked_objective(thing: object) -> TaskLoss:
     if target not in {"own", "class"} or (target == "class" and labels != "class"):
         raise RecipeError(f"{name}: target must be 'own', or 'class' if the labels are classes")
     names = [metric.describes.name for metric in metrics_of(thing)]
+    if not names:
+        raise RecipeError(f"{name}: metrics is empty; the first one selects the best round")
     if twice := [n for n in names if names.count(n) > 1]:
         raise RecipeError(f"{name}: two metrics are called {twice[0]!r}")
     return thing

@@ -113,11 +113,11 @@ def _close(a: Tensor, b: Tensor) -> bool:
 Rule = Callable[[TaskLoss, Tensor, Batch], bool]
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
+        "the loss changes no input": _keeps_its_inputs,
         "the loss is a finite number, of shape ()": _is_a_number,
         "the loss has finite gradients, and none of absent rows": _has_gradients,
         "rows under a false mask have no effect": _ignores_absent_rows,
         "the order of rows has no effect": _ignores_order,
         "the loss works under vmap, and gives each client its own number": _stacks,
-        "the loss changes no input": _keeps_its_inputs,
     }
 )
