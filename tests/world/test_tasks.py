@@ -19,7 +19,7 @@ from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import world_of
 from small_tasks import TASKS, labels, numbers, pixels, recipe_of, text_classes
 
-NEEDS = {  # beside a recipe's own settings
+NEEDS: dict[str, dict[str, Any]] = {  # beside a recipe's own settings
     "flesd": {"distillation": {"epochs": 2, "batch_size": 4}},
     "fedproto": {"inference": "logits"},
 }
@@ -42,7 +42,7 @@ def asked(method: str, objective: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("method", "objective"), COMBINATIONS)
 def test_every_method_serves_a_task_or_refuses_it_by_name(method: str, objective: str) -> None:
     data, recipe = TASKS[objective][0](), asked(method, objective)
-    task = OBJECTIVES[objective]
+    task: Any = OBJECTIVES[objective]
     if task.target not in METHODS[method].targets:
         with pytest.raises(InputError, match=f"{METHODS[method].__name__} needs .*{objective}"):
             world_of(make(recipe), Overrides(data=data))
@@ -58,8 +58,8 @@ def test_every_method_serves_a_task_or_refuses_it_by_name(method: str, objective
 
 def test_names_of_objectives_and_their_labels_agree() -> None:
     assert set(OBJECTIVES) == set(LABELS_OF) == set(METRICS_OF)
-    for name, cls in OBJECTIVES.items():
-        assert cls.labels == LABELS_OF[name]
+    made: dict[str, Any] = dict(OBJECTIVES.items())
+    assert {name: cls.labels for name, cls in made.items()} == dict(LABELS_OF)
 
 
 @pytest.mark.parametrize("objective", TASKS)
