@@ -129,8 +129,9 @@ def _made_up(objective: Objective, data: DataFacts) -> tuple[Tensor, Tensor]:
 def _of_classes(setup: Setup) -> dict[str, bool]:
     """Return the settings that need one class per row, and whether they are set."""
     sets = setup.evaluate.sets.items()
+    divides = setup.partition.name in BY_CLASS and setup.facts is None  # sites have their rows
     return {
-        f"partition.name = {setup.partition.name!r}": setup.partition.name in BY_CLASS,
+        f"partition.name = {setup.partition.name!r}": divides,
         "train.class_weights = 'balanced'": setup.train.class_weights == "balanced",
         "evaluate.save_features": bool(setup.evaluate.save_features),
         f"evaluate.probe = {setup.evaluate.probe!r}": setup.evaluate.probe != "none",
