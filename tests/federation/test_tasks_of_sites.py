@@ -23,7 +23,9 @@ from small_tasks import TASKS, labels, numbers, recipe_of
 from three_sites import NAMES, parsed
 
 STATED: dict[str, dict[str, Any]] = {
-    "regression": {"objective": {"name": "regression", "mean": [5.0, 50.0, 500.0], "std": [2.0, 20.0, 200.0]}},
+    "regression": {
+        "objective": {"name": "regression", "mean": [5.0, 50.0, 500.0], "std": [2.0, 20.0, 200.0]}
+    },
     "multilabel": {"objective": {"name": "multilabel"}},
     "segmentation": {"objective": {"name": "segmentation"}},
 }
