@@ -76,14 +76,16 @@ def public_rows() -> Tensor:
     return torch.cat([blobs(seed).x for seed in range(1, 6)])
 
 
+TRAIN = {"num_rounds": 3, "local_epochs": 2, "batch_size": 4, "lr": 0.05, "optimizer": "sgd"}
+
+
 def world(
     method: str | Method = "fedavg", *, given: Mapping[str, Any] | None = None, **sections: Any
 ) -> World:
     """Return a world of five uneven clients; ``sections`` change the recipe.
 
-    With the objective ``regression`` or ``multilabel`` in ``sections``, rows have such labels.
-
-    ``method`` is an object, or a name with its hyper-parameters in the section ``options``.
+    ``method`` is an object, or a name with its hyper-parameters in the section ``options``. With
+    the objective ``regression`` or ``multilabel``, rows have such labels.
     """
     options = sections.pop("options", {})
     raw: dict[str, Any] = {
@@ -91,13 +93,7 @@ def world(
             "num_clients": len(SIZES),
             "architectures": sections.pop("architectures", {}),
         },
-        "train": {
-            "num_rounds": 3,
-            "local_epochs": 2,
-            "batch_size": 4,
-            "lr": 0.05,
-            "optimizer": "sgd",
-        },
+        "train": TRAIN,
         "engine": {"workers": 1, "checkpoint_every": 1},
     }
     if not raw["clients"]["architectures"]:
@@ -112,9 +108,9 @@ def world(
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values} if isinstance(values, dict) else values
     objects |= dict(given or {})
-    objective = raw.get("objective", {}).get("name", "classes")
-    objects["data"] = of_task(objects["data"], objective)
-    made = world_of(make(raw), Overrides(**objects))
+    recipe = make(raw)
+    objects["data"] = of_task(objects["data"], recipe.objective.name)
+    made = world_of(recipe, Overrides(**objects))
     check_evaluation(made.server)
     return made
 
