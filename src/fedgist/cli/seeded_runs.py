@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedgist.engines.process_control import keep_memory
-from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
+from fedgist.errors import DiskFullError, RecipeError, Stopped, listed, resume_command
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read
 from fedgist.runs import runner
@@ -16,6 +16,8 @@ from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import RECIPE, is_over
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
+
+MAY_CHANGE = ("engine.workers", "engine.readers", "engine.device")  # of a resumed run
 
 
 def start(
@@ -118,10 +120,10 @@ def resume(
 
 def _check_resumed_settings(settings: Sequence[str]) -> None:
     for setting in settings:
-        if setting.partition("=")[0].strip() not in {"engine.workers", "engine.device"}:
+        if setting.partition("=")[0].strip() not in MAY_CHANGE:
             raise RecipeError(
-                f"--set {setting}: a resumed run keeps its recipe; only engine.workers and "
-                "engine.device may change"
+                f"--set {setting}: a resumed run keeps its recipe; only "
+                f"{listed(MAY_CHANGE)} may change"
             )
 
 

@@ -177,9 +177,8 @@ def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...
     if not bool(kept.any()):
         raise SiteError(f"{site.file}: policy leaves no training rows: {'; '.join(sentences)}")
     some = data.only(kept.nonzero().squeeze(1))
-    return replace(some, x_test=data.x_test[kept_test], y_test=data.y_test[kept_test]), tuple(
-        sentences
-    )
+    some = replace(some, y_test=data.y_test[kept_test])
+    return some.with_inputs(some.inputs, data.inputs_test[kept_test]), tuple(sentences)
 
 
 def plain_data(site: SiteFile) -> Dataset:

@@ -47,6 +47,7 @@ from fedgist.recipe.training_section import TrainSection
 from fedgist.training.stacking_plan import Plan
 
 BY_CLASS = "classes"  # the objective that takes metrics of a user's own
+MOST_READERS = 64  # of each worker
 MOST_WORKERS = 1024  # each is a process that holds torch
 Role = Literal["seed", "work", "record", "printed"]
 
@@ -290,6 +291,12 @@ class EngineSection(_Section):
     """Number of worker processes. ``auto`` is one per core.
 
     Never more than one per client or four per core are started.
+    """
+    readers: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_READERS)] = "auto"
+    """Number of processes that read rows for each worker, if rows are read lazily.
+
+    ``auto`` gives each core a reader, and no readers if each core has a worker. With 0 the workers
+    read. The number does not change results.
     """
     cohort_size: Literal["auto"] | PositiveInt = "auto"
     """Number of clients trained together as one stack. ``auto`` is measured before round 1.
