@@ -28,6 +28,7 @@ def start(
     observer: Observer,
     *,
     overwrite: bool,
+    full_digest: bool = False,
 ) -> Iterator[runner.Outcome]:
     """Run a recipe with ``seeds`` consecutive seeds; yield the result of each run when it ends."""
     keep_memory()
@@ -39,15 +40,19 @@ def start(
         )
     if seeds == 1:
         yield runner.run(
-            recipe, Overrides(root=data_root), observer, folder=out, overwrite=overwrite
+            recipe,
+            Overrides(root=data_root),
+            observer,
+            folder=out,
+            overwrite=overwrite,
+            full_digest=full_digest,
         )
     else:
         numbers = range(recipe.seed, recipe.seed + seeds)
         for note in notes_on([recipe] * seeds):
             observer.note(note)
-        yield from _seeds(
-            recipe, numbers, out, data_root, observer, count=seeds, overwrite=overwrite
-        )
+        flags = {"overwrite": overwrite, "full_digest": full_digest}
+        yield from _seeds(recipe, numbers, out, data_root, observer, count=seeds, **flags)
 
 
 def _seeds(
@@ -59,6 +64,7 @@ def _seeds(
     *,
     count: int,
     overwrite: bool = False,
+    full_digest: bool = False,
 ) -> Iterator[runner.Outcome]:
     for seed in seeds:
         try:
@@ -68,6 +74,7 @@ def _seeds(
                 observer,
                 folder=out / f"seed-{seed}",
                 overwrite=overwrite,
+                full_digest=full_digest,
             )
         except Stopped as stopped:
             raise Stopped(out, "--seeds", str(count)) from stopped

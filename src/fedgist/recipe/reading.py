@@ -80,7 +80,12 @@ def own_places(recipe: Recipe) -> list[str]:
     tables = [*clients.architectures.items(), *clients.pools.items()]
     models = [t.get("model", k) if isinstance(t, Mapping) else k for k, t in tables]
     models += [recipe.model.name] if recipe.model else []
-    named = [base_name(recipe.method.name), *map(str, models), *recipe.objective.metrics]
+    named = [
+        recipe.data.name,
+        base_name(recipe.method.name),
+        *map(str, models),
+        *recipe.objective.metrics,
+    ]
     return [name for name in named if ":" in name]
 
 

@@ -18,7 +18,9 @@ from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
 from fedgist.errors import RecipeError, listed, nearest
+from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
+from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import check_named
 from fedgist.world.client_lists import own_rows
@@ -28,9 +30,16 @@ COLORS = ("color_jitter", "grayscale")
 
 
 def read_data(
-    section: Data, seed: int, own: Dataset | None = None, root: Path | None = None
+    section: Data,
+    seed: int,
+    own: Dataset | None = None,
+    root: Path | None = None,
+    code: str | None = None,
 ) -> Dataset:
-    """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``."""
+    """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``.
+
+    A user's own source is looked for in the folder ``code`` first.
+    """
     if own is not None:
         if section.words is not None:
             raise RecipeError(
@@ -39,11 +48,15 @@ def read_data(
         data = with_classes(check(own), section.classes)
     else:
         check_named("data", section.name, "data=")
+        with modules_from(code):
+            source = data_source(section.name)
         data = load_data(
             section.name,
             root=root,
             classes=section.classes,
             seed=seed,
+            read=section.read,
+            source=source,
             words=None if section.words is None else Reading(**section.words.model_dump()),
             **section.options,
         )

@@ -1,0 +1,68 @@
+"""Data sources by name: those of fedgist, or a user's own function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources import SOURCES
+from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.text_rows import SplitTexts
+from fedgist.data.sources.user_rows import user_rows
+from fedgist.errors import RecipeError, shown
+from fedgist.recipe.own_code import load_own
+
+KEY = "data.name"
+Source = Callable[..., Dataset | SplitTexts]
+_ADDED = {"test_fraction": float | None, "read": Read}  # options of every user's own function
+
+
+class OwnSource:
+    """A user's own function as a data source.
+
+    Its options are the function's keywords and ``test_fraction``, the share of the rows that is
+    held out as test rows.
+    """
+
+    def __init__(self, function: Callable[..., object], place: str) -> None:
+        """Make a source of the function ``package.module:function``, which is ``place``."""
+        self.function, self.place = function, place
+        signature = inspect.signature(function)
+        kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        further = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for key, default in (("test_fraction", None), ("read", "auto"))
+            if key not in signature.parameters
+        ]
+        self.added = tuple(p.name for p in added)
+        self.__wrapped__ = function
+        self.__annotations__ = {**_ADDED, **getattr(function, "__annotations__", {})}
+        self.__signature__ = signature.replace(parameters=[*kept, *added, *further])
+
+    def __call__(self, **options: object) -> Dataset:
+        """Call the function, and return its objects as a data set."""
+        own = {key: value for key, value in options.items() if key not in self.added}
+        fraction, read = (options.get(key) for key in _ADDED)
+        chosen: Read = "lazy" if read == "lazy" else "once" if read == "once" else "auto"
+        stated = fraction if isinstance(fraction, float | int) else None
+        data, _ = user_rows(self.function(**own), stated, chosen)
+        return replace(data, name=self.place)
+
+
+def data_source(name: str) -> Source:
+    """Return the function that reads the data set called ``name``.
+
+    Raises
+    ------
+    RecipeError
+        If the user's own ``package.module:function`` cannot be imported or called.
+    """
+    if ":" not in name:
+        return SOURCES[name]
+    function = load_own(KEY, name)
+    if not callable(function):
+        raise RecipeError(f"{KEY} = {shown(name)} is not a function that returns a data set")
+    return OwnSource(function, name)
