@@ -211,6 +211,14 @@ class LazyRows:
 Inputs = Tensor | LazyRows
 
 
+def pieces_of(x: Inputs) -> Iterator[Tensor]:
+    """Yield all rows ``(rows, *input)`` in turn: a tensor at once, and lazy rows in pieces."""
+    if isinstance(x, Tensor):
+        yield x
+    else:
+        yield from (rows for _, rows in x.pieces())
+
+
 def outline(x: Inputs) -> Tensor:
     """Return a tensor, or for lazy rows a tensor of their shape and type without numbers."""
     return x if isinstance(x, Tensor) else torch.empty(x.shape, dtype=x.dtype, device="meta")

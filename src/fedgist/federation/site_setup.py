@@ -96,6 +96,8 @@ def site_part(
         root=site.data_root,
         code=setup.engine.code_folder,
     )
+    for note in data.notes:
+        say(note)
     data, left_out = allowed_rows(data, site)
     check_facts(declared_facts(setup), data)
     client = side.clients[number]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.data.dataset import Dataset
+from fedgist.data.lazy_rows import pieces_of
 
 BLOCKS, BLOCK = 4096, 4096  # of a sampled array: number of blocks, and bytes per block
 
@@ -41,7 +42,7 @@ def of_all_rows(data: Dataset) -> str:
     state = hashlib.sha256()
     for x in (data.inputs, data.inputs_test):
         state.update(f"{x.dtype} {list(x.shape)}\n".encode())
-        for piece in (x,) if isinstance(x, Tensor) else (rows for _, rows in x.pieces()):
+        for piece in pieces_of(x):
             for block in _pieces(piece.detach().cpu().contiguous(), None, ""):
                 state.update(block)
     return state.hexdigest()

@@ -58,6 +58,11 @@ def _process_limits() -> list[int]:
     return [limit if limit != resource.RLIM_INFINITY else sys.maxsize for limit in limits]
 
 
+def fits(size: int, share: int = 1) -> bool:
+    """Return whether ``size`` bytes fit in the usable memory divided by ``share``."""
+    return size <= usable_memory() // share
+
+
 def check_memory(size: int, subject: str, advice: str = "") -> None:
     """Raise DataError if ``size`` bytes for ``subject`` exceed the usable memory."""
     if size > (most := usable_memory()):

@@ -105,9 +105,7 @@ def _from_arrays(parts: tuple[object, ...]) -> Dataset:
         _same_length(x, y, x_name, y_name)
     x, y, x_test, y_test = xs[0], ys[0], (*xs, xs[0][:0])[1], (*ys, ys[0][:0])[1]
     scale = _WHITE if x.dtype == torch.uint8 else 1.0
-    # the moments of lazy rows are measured when the recipe is known to need them
-    measurable = isinstance(x, Tensor) and len(x)
-    mean, std = moments(outline(x), scale) if measurable else ((0.0,), (1.0,))
+    mean, std = moments(outline(x), scale) if len(x) else ((0.0,), (1.0,))
     about = num_classes, scale, mean, std, classes
     measured = frozenset({"moments"})
     data_set = Dataset(

@@ -144,8 +144,11 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
     """Return the mean and the standard deviation of ``x / scale`` for each channel or column.
 
     ``x`` is (rows, channels, ...), bytes or numbers. A constant channel gets std 1, so that the
-    division by it is harmless.
+    division by it is harmless. Of rows without numbers (on the device ``meta``) nothing is known
+    yet: see :func:`~fedgist.data.sampled_moments.with_sampled_moments`.
     """
+    if x.is_meta:
+        return (0.0,), (1.0,)
     mean, std, constant = (_byte_moments if x.dtype == torch.uint8 else _real_moments)(x, scale)
     return tuple(mean.tolist()), tuple(torch.where(constant, 1.0, std).tolist())
 

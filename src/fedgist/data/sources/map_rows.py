@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeGuard
@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 from fedgist.data.lazy_rows import CHECKED, LazyRows, sample_of
 from fedgist.data.row_seeds import NO_SEED, own_draws
 from fedgist.data.sources.cached_labels import cached, stored
+from fedgist.data.sources.file_identity import identity_of
 from fedgist.data.sources.hub_pairs import HubPairs
 from fedgist.errors import DataError, first_line
 
@@ -66,24 +67,6 @@ class MapRows:
     def identity(self) -> Sequence[str] | None:
         """Return the name, size and time of each file."""
         return None if self.files is None else tuple(identity_of(self.files))
-
-
-def identity_of(files: Sequence[str]) -> Iterator[str]:
-    """Yield the name, size and time of change of each file; names begin below a common folder.
-
-    Raises
-    ------
-    DataError
-        If a file does not exist.
-    """
-    paths = [Path(file).absolute() for file in files]
-    top = os.path.commonpath([path.parent for path in paths]) if paths else ""
-    for path in paths:
-        try:
-            facts = path.stat()
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {first_line(error)}") from error
-        yield f"{path.relative_to(top).as_posix()} {facts.st_size} {facts.st_mtime_ns}"
 
 
 def is_map_style(value: object) -> TypeGuard[MapStyle]:

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset
 
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.lazy_rows import Inputs, LazyRows, check_repeatable, held
-from fedgist.data.sources.file_sizes import in_words, usable_memory
+from fedgist.data.sources.file_sizes import fits, in_words
 from fedgist.data.sources.hub_pairs import HubPairs, is_hub
 from fedgist.data.sources.in_memory import split_in_memory
 from fedgist.data.sources.labelled_rows import Values, held_out, refuse_fraction
@@ -152,7 +152,7 @@ def _choice(readers: Sequence[MapRows], read: Read) -> tuple[bool, list[str]]:
     if read == "once":
         lost = "; random transforms are drawn only once: data.read = 'lazy' draws them anew"
         return False, [f"all rows are read into memory ({how}){'' if frozen else lost}"]
-    large = size > usable_memory() // 2
+    large = not fits(size, 2)
     if read == "lazy" or large or not frozen:
         reason = "they would fill more than a quarter of the memory" if large else ""
         reason = reason or ("" if frozen else "random transforms are drawn anew at each read")
