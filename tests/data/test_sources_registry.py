@@ -29,6 +29,8 @@ def test_names() -> None:
         "cifar100",
         "celeba",
         "wisdm",
+        "diabetes",
+        "shapes",
         "circle",
         "stackoverflow",
         "stackexchange",

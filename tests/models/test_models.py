@@ -44,6 +44,9 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("resnet50", COLOR, {"width": 2}),
     ("mobilenetv2", COLOR, {"width": 0.25}),
     ("word_lstm", TEXT, {"embedding": 5, "hidden": 4, "layers": 2}),
+    ("text_mean", TEXT, {"embedding": 5, "hidden": 4, "words": 6}),
+    ("unet", GRAY, {"channels": 3}),
+    ("unet", COLOR, {"channels": 2, "levels": 3}),
 ]
 
 
@@ -55,15 +58,15 @@ def size(module: nn.Module) -> int:
 def test_every_model_splits_and_gives_logits(
     name: str, shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    text = shape == TEXT
-    target: Target = "words" if text else "class"
-    words, places = (6, shape) if text else (0, ())
+    per_place: dict[str, Target] = {"word_lstm": "words", "unet": "pixels"}
+    target = per_place.get(name, "class")
+    words = 6 if shape == TEXT else 0
     net = split_head(
         lambda: MODELS[name](shape, 6, **options), shape, 6, words=words, target=target
     ).start(0)
     x, _ = fake_rows(random.key(0), 3, shape, 6, words=words, target=target)
-    assert net(x).shape == (3, *places, 6)
-    assert net.features(x).shape == (3, *places, net.arch.feature_width)
+    assert net(x).shape == (3, *net.arch.places, 6)
+    assert net.features(x).shape == (3, *net.arch.places, net.arch.feature_width)
     assert bool(torch.isfinite(net(x)).all())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from fedgist.core.method import Method
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.own_metric import OwnMetric, own_metric
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.python_objects import array
 from fedgist.data.sources.user_rows import user_rows
@@ -66,18 +67,18 @@ def of_given_data(recipe: T) -> T | dict[str, object]:
 
 
 def rows_given(
-    data: object, clients: object, clients_test: object, recipe: Recipe
+    data: object, clients: object, clients_test: object, recipe: Recipe, target: Target
 ) -> tuple[Dataset | None, RowsOfClients | None, RowsOfClients | None]:
     """Return the data, and the training rows and test rows of each client.
 
-    If the recipe's ``data.test_fraction`` holds out test rows of ``(x, y)``, a client's rows among
-    them are its test rows.
+    ``target`` is the form of the labels. If the recipe's ``data.test_fraction`` holds out test rows
+    of ``(x, y)``, a client's rows among them are its test rows.
     """
     rows, tests = clients_of(clients, "clients"), clients_of(clients_test, "clients_test")
     if data is None:
         return None, rows, tests
     fraction = recipe.data.options.get("test_fraction") if recipe.data.name == GIVEN else None
-    data_set, held = user_rows(data, fraction, recipe.data.read)
+    data_set, held = user_rows(data, fraction, recipe.data.read, target)
     if isinstance(data, list) and data_set.clients is not None:
         return data_set, *_rows_of_lists(data_set, rows, tests)
     if held is None or rows is None:

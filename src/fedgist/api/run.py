@@ -26,7 +26,9 @@ from fedgist.api.watching import watching
 from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
+from fedgist.recipe.objective_loading import labels_read, own_objective
 from fedgist.recipe.overrides import Overrides, apply_overrides
+from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.reading import Recipe, make, read, read_recorded
 from fedgist.report.tracking.own_logger import Logger
 from fedgist.runs import runner
@@ -45,6 +47,7 @@ def run(
     | Mapping[str, tuple[Any, Sequence[int | str]]]
     | None = None,
     method: Method | None = None,
+    objective: object | None = None,
     metrics: Sequence[str | Callable[..., object]] | None = None,
     test_sets: Mapping[str, tuple[object, object]] | None = None,
     public: object | None = None,
@@ -84,6 +87,9 @@ def run(
     method
         A :class:`~fedgist.core.method.Method` object, registered or not. The record holds its class
         and its fields.
+    objective
+        Replaces the recipe's objective: an object with a loss, metrics and a number of outputs
+        (:mod:`fedgist.core.own_objective`). The record holds its class and its fields.
     metrics
         Replaces the recipe's ``objective.metrics``: names of metrics, and functions of one client's
         probabilities (rows, classes) and labels (rows,) that return a number. The first one selects
@@ -131,13 +137,17 @@ def run(
     recipe = recipe if data is None else of_given_data(recipe)
     full_recipe = _resumed(recipe, folder) if resume else _parse(recipe)
     full_recipe = full_recipe if method is None else with_method(full_recipe, method)
-    data_set, rows, tests = rows_given(data, clients, clients_test, full_recipe)
+    with modules_from(full_recipe.engine.code_folder):
+        own = own_objective(full_recipe.objective, objective)
+    labels = labels_read(full_recipe.objective, own)
+    data_set, rows, tests = rows_given(data, clients, clients_test, full_recipe, labels)
     given = Overrides(
         data=data_set,
         clients=rows,
         clients_test=tests,
         groups=groups_of(model, rows, own_start=full_recipe.clients.init == "own"),
         method=method,
+        objective=own,
         metrics=metrics_of(metrics),
         test_sets=named_sets(test_sets),
         public=public,

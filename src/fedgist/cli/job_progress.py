@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from fedgist.cli.shared_options import same_command
-from fedgist.core.metrics import CHOSEN_METRICS, Metric, name_in_columns
+from fedgist.core.metrics import CHOSEN_METRICS, LOSS, Metric, name_in_columns
 from fedgist.errors import Interrupted, JobsError, printable
 from fedgist.report.formatting import duration, score_text
 from fedgist.report.terminal import column, console, say, words
@@ -119,7 +119,7 @@ def job_score(job: Job, line: Line | None, metric: str) -> str:
     It is the column ``metric``, or the job's main metric. A user's own metric has no unit here,
     because its code is not loaded.
     """
-    main = name_in_columns(job.recipe.objective.metrics[0])
+    main = name_in_columns(next(iter(job.recipe.objective.metrics), LOSS.name))
     measure = CHOSEN_METRICS.get(main, Metric(main, main, "", "higher"))
     columns = (metric,) if metric else of_main(main)
     value = next((line[name] for name in columns if line and name in line), None)

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
-from fedgist.core.metrics import LOSS, Metric
+from fedgist.core.metrics import Metric
+from fedgist.core.target import Target
 from fedgist.data.lazy_rows import pieces_of
 from fedgist.data.sources.further_labels import image_names, read_labels
 from fedgist.data.sources.text_file import read_further
-from fedgist.data.sources.text_rows import further_texts
+from fedgist.data.sources.text_rows import encoded_texts, further_texts
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError, RecipeError, one_of
 from fedgist.recipe.overrides import Overrides
 from fedgist.report.formatting import Sheet, csv_text, percent, score_text
+from fedgist.report.prediction_table import prediction_lines
 from fedgist.report.terminal import SheetView, console, say
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.evaluation import score_rows
 from fedgist.runs.finished.probes import PROBES, probed
-from fedgist.runs.finished.trained_models import sayable, server_net, trained_model
+from fedgist.runs.finished.trained_models import ClientModel, server_net, trained_model
 from fedgist.runs.record import to_json
 from fedgist.runs.round import Federation
 from fedgist.world.data import client_number
@@ -34,23 +38,41 @@ from fedgist.world.world import World
 def predict(
     folder: Path, data: Path, client: str, out: Path | None, data_root: Path | None
 ) -> None:
-    """Write a client's predictions as CSV, and print the accuracy if labels are available."""
+    """Write a client's predictions as CSV, and print the main score if labels are available.
+
+    Classes of pixels are written to a .npz file.
+    """
     federation, world = _predicting(folder, data_root)
-    model, names = trained_model(federation, world, client), world.data.names
-    if world.data.target == "words":
-        likeliest = sayable(model.probabilities(read_further(data, _field(world)))).max(1)
-        predictions = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        rows = [[str(i), names[word], f"{p:.6g}"] for i, (word, p) in enumerate(predictions)]
-        _write([["row", "next", "p"], *rows], out)
-        return
-    probabilities = model.probabilities(read_examples(data, world.data))
-    images = image_names(data)
-    lines = [["row" if images is None else "file", "label", *(f"p_{name}" for name in names)]]
-    for i, row in enumerate(probabilities.tolist()):
-        first = str(i) if images is None else images[i]
-        lines.append([first, names[row.index(max(row))], *(f"{p:.6g}" for p in row)])
-    _write(lines, out)
-    _say_accuracy(data, world, probabilities.argmax(1))
+    model, target = trained_model(federation, world, client), world.data.target
+    _check_file(target, out)
+    examples = _examples(data, world)
+    answers = model.answers(examples)
+    if target == "pixels":
+        assert out is not None  # it was checked
+        _write_pixels(out, answers.argmax(-1), world.data.names)
+    else:
+        files = None if world.data.text else image_names(data)
+        _write(prediction_lines(target, answers, world.data.names, files), out)
+    if target != "words":
+        _say_score(data, world, model, examples)
+
+
+def _check_file(target: Target, out: Path | None) -> None:
+    """Raise RecipeError if predictions of pixels have no file to be written to."""
+    if target == "pixels" and (out is None or out.suffix.lower() != ".npz"):
+        raise RecipeError("the classes of pixels are no table: name a file, -o masks.npz")
+
+
+def _examples(path: Path, world: World) -> Tensor | list[str]:
+    """Return the examples of a file: raw examples (rows, *input), or texts."""
+    return read_further(path, _field(world)) if world.data.text else read_examples(path, world.data)
+
+
+def _write_pixels(out: Path, classes: Tensor, names: Sequence[str]) -> None:
+    """Write the class of each pixel, ``y`` (rows, height, width), and the names ``classes``."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, y=classes.numpy().astype(np.int16), classes=np.array(names))
+    atomic_files.write(out, buffer.getvalue())
 
 
 def _predicting(folder: Path, data_root: Path | None) -> tuple[Federation, World]:
@@ -76,30 +98,38 @@ def _field(world: World) -> str:
     return str(world.server.setup.data.options.get("text", "text"))
 
 
-def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
-    """Print the accuracy on standard error, or the reason why it is unknown."""
+def _say_score(data: Path, world: World, model: ClientModel, examples: Tensor | list[str]) -> None:
+    """Print the task's first metric on standard error, or the reason why it is not known."""
+    objective = world.server.task.objective
+    main = objective.metrics[0]
     try:
         y = _labels(data, world)
     except DataError as error:
-        text = f"accuracy not known: {error}"
+        text = f"{main.title.lower()} not known: {error}"
     else:
         if y is None:
             return
-        text = f"accuracy {percent(float((predicted == y).double().mean()))} of {len(y)} rows"
+        x = encoded_texts(examples, world.data) if isinstance(examples, list) else examples
+        score = score_rows(model, x, y, objective)[main.name]
+        text = f"{main.title.lower()} {score_text(score, main)} of {len(y)} rows"
     say(text, error=True)
 
 
 def _labelled(data: Path, world: World) -> tuple[Tensor, Tensor | None]:
-    """Return the examples (rows, ...) of a file, and their labels (rows,) or None."""
-    if world.data.text:
+    """Return the examples (rows, ...) of a file, and their labels (rows, ...) or None."""
+    if world.data.target == "words":
         cut = bool(world.server.setup.data.options.get("sentences", True))
         return further_texts(read_further(data, _field(world), sentences=cut), world.data)
-    return read_examples(data, world.data), _labels(data, world)
+    examples = _examples(data, world)
+    x = encoded_texts(examples, world.data) if isinstance(examples, list) else examples
+    return x, _labels(data, world)
 
 
 def _labels(data: Path, world: World) -> Tensor | None:
     column = world.server.setup.data.options.get("label")
-    return read_labels(data, world.data, column if isinstance(column, str) else None)
+    columns = [column] if isinstance(column, str) else column
+    named = columns if isinstance(columns, list) else []
+    return read_labels(data, world.data, named, _field(world))
 
 
 def evaluate(
@@ -132,7 +162,9 @@ def evaluate(
         lines = [{"client": who, **values} for who, values in scores.items()]
         sys.stdout.write(to_json({"rows": len(y), "clients": lines, "mean": _means(scores)}) + "\n")
     else:
-        console().print(SheetView(_sheet(scores, len(y), objective.metrics)))
+        console().print(
+            SheetView(_sheet(scores, len(y), (*objective.metrics, objective.loss_metric)))
+        )
 
 
 def _trained_on(x: Tensor, y: Tensor, world: World) -> int:
@@ -189,7 +221,7 @@ def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def _sheet(
     scores: Mapping[str, Mapping[str, float]], rows: int, metrics: Sequence[Metric]
 ) -> Sheet:
-    by_name = {metric.name: metric for metric in (*metrics, LOSS)}
+    by_name = {metric.name: metric for metric in metrics}
     columns = [by_name[name] for name in next(iter(scores.values()))]
     lines = dict(scores) | ({"mean": _means(scores)} if len(scores) > 1 else {})
     return Sheet(

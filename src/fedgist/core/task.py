@@ -29,7 +29,8 @@ class Task:
     """The shared task: the classes, the architectures and the training settings.
 
     ``num_classes`` counts classes, or whatever else is predicted: numbers, labels, or words.
-    ``words`` is the number of words of texts, and 0 if inputs are numbers.
+    ``words`` is the number of words of texts, and 0 if inputs are numbers. ``missing_labels`` says
+    whether single numbers or labels of a row may be missing (NaN).
 
     ``starts`` holds the common initial net of each architecture. ``test_sets`` are the server's own
     rows by name, for scoring the server's models; a site has none. ``privacy`` is the protection of
@@ -62,6 +63,7 @@ class Task:
     max_norm: float = math.inf
     max_rows: int = MOST_ROWS
     words: int = 0
+    missing_labels: bool = False
 
     @property
     def places(self) -> tuple[int, ...]:

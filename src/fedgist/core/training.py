@@ -92,10 +92,11 @@ class Training:
     samples each client independently with that probability, so that a round may have none.
     ``schedule`` multiplies the learning rate of a round. ``clip_norm`` bounds the norm of each
     client's gradient; 0 disables clipping. With ``balanced``, all classes of a client have the same
-    weight in the task's loss, whatever their numbers of rows. ``smoothing`` smooths labels.
-    ``precision`` is that of a training step's forward and backward pass; all other computations are
-    in float32. ``memory`` says how long optimizer state is kept. ``pools`` by name, if there are
-    any, set the clients per round in place of ``fraction_train``.
+    weight in the task's loss, whatever their numbers of rows. ``row_weights`` is the annotation
+    that weighs rows, or empty. ``smoothing`` smooths labels. ``precision`` is that of a training
+    step's forward and backward pass; all other computations are in float32. ``memory`` says how
+    long optimizer state is kept. ``pools`` by name, if there are any, set the clients per round in
+    place of ``fraction_train``.
     """
 
     num_rounds: int
@@ -107,6 +108,7 @@ class Training:
     clip_norm: float = 0.0
     balanced: bool = False
     smoothing: float = 0.0
+    row_weights: str = ""
     precision: Precision = "float32"
     sampling: Sampling = "fixed"
     memory: Life = "round"

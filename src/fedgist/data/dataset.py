@@ -11,7 +11,12 @@ from torch import Tensor
 
 from fedgist.core.target import Target
 from fedgist.data.facts import DataFacts
-from fedgist.data.label_check import check_classes, check_labels
+from fedgist.data.label_check import (
+    MissingLabels,
+    check_classes,
+    check_labels,
+    check_none_is_missing,
+)
 from fedgist.data.lazy_rows import Inputs, LazyRows, outline
 from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import Vocabulary
@@ -151,8 +156,10 @@ class Dataset:
         return replace(whole, lazy=lazy, lazy_test=lazy_test)
 
 
-def check(data: Dataset) -> Dataset:
+def check(data: Dataset, missing_labels: MissingLabels = "mask") -> Dataset:
     """Return ``data`` if it is valid for training.
+
+    With ``missing_labels = "refuse"`` no number, label or pixel's class may be missing.
 
     Raises
     ------
@@ -166,6 +173,9 @@ def check(data: Dataset) -> Dataset:
     _check_split(data, "test", data.x_test, data.y_test)
     _check_clients(data, "training", data.clients, len(data.y))
     _check_clients(data, "test", data.clients_test, len(data.y_test))
+    if missing_labels == "refuse":
+        check_none_is_missing(data, "training", data.y)
+        check_none_is_missing(data, "test", data.y_test)
     for name, values in data.annotations.items():
         if values.shape != data.y.shape[:1] or not bool(torch.isfinite(values).all()):
             raise DataError(
@@ -198,10 +208,12 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     if not stated or stated == data.classes:
         return data
     names = data.classes or tuple(str(number) for number in range(data.num_classes))
-    if data.text:
+    if data.target == "words":
         raise DataError(
             f"{data.name}: data.classes cannot name the words of texts; its vocabulary does"
         )
+    if data.target != "class":
+        return _with_names(data, stated)
     number = torch.tensor([stated.index(name) if name in stated else -1 for name in names])
     y, y_test = number[data.y], number[data.y_test]
     if lost := [name for i, name in enumerate(names) if name not in stated and _holds(data, i)]:
@@ -214,6 +226,21 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     return replace(
         data, y=y, y_test=y_test, num_classes=len(stated), classes=stated, superclasses=kept
     )
+
+
+def _with_names(data: Dataset, stated: tuple[str, ...]) -> Dataset:
+    """Return data of numbers, labels or pixels with stated names, in the stated order."""
+    if not data.classes or data.target == "pixels":
+        return check(replace(data, classes=stated))
+    if lost := [name for name in data.classes if name not in stated]:
+        raise DataError(f"{data.name}: {lost[0]!r:.80} is not among data.classes: {listed(stated)}")
+    kept = [data.classes.index(name) if name in data.classes else -1 for name in stated]
+
+    def arranged(y: Tensor) -> Tensor:
+        return torch.where(torch.tensor(kept) >= 0, y[:, kept], torch.nan)
+
+    y, y_test = arranged(data.y), arranged(data.y_test)
+    return replace(data, y=y, y_test=y_test, num_classes=len(stated), classes=stated)
 
 
 def _holds(data: Dataset, label: int) -> bool:

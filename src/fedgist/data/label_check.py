@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fedgist.errors import DataError
 if TYPE_CHECKING:
     from fedgist.data.dataset import Dataset
 
+MissingLabels = Literal["refuse", "mask"]  # the treatment of missing labels
 MANY_CLASSES = 1000  # up to this number is plausible for any number of rows
 _TYPES: Mapping[Target, torch.dtype] = MappingProxyType(
     {
@@ -43,6 +44,18 @@ def check_classes(data: Dataset) -> None:
             f"{data.name} has {data.num_classes} classes for {rows} rows; number the labels from 0 "
             "on without gaps, or name the classes"
         )
+
+
+def check_none_is_missing(data: Dataset, split: str, y: Tensor) -> None:
+    """Raise DataError if a number, a label or a pixel's class is missing, in labels (rows, ...)."""
+    missing = y.isnan() if data.target in NUMERIC else y < 0
+    if data.target == "words" or not bool(missing.any()):
+        return
+    row = int(missing.nonzero()[0, 0])
+    raise DataError(
+        f"{data.name}: {split} row {row} (counted from 0) lacks a label; with data.missing_labels "
+        "= 'mask' missing labels count nowhere"
+    )
 
 
 def check_labels(data: Dataset, split: str, y: Tensor, input_shape: tuple[int, ...]) -> None:

@@ -71,6 +71,7 @@ def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -
     """Raise MethodError if the recipe has settings of the task's loss that the method ignores."""
     training = task.training
     given = ["train.class_weights = 'balanced'"] if training.balanced else []
+    given += [f"train.sample_weights = {training.row_weights!r}"] if training.row_weights else []
     given += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []
     if given and not any(_uses_task_loss(trial) for trial in trials(method, task, server, key)):
         raise MethodError(

@@ -90,12 +90,8 @@ def site_part(
     """
     setup = setup_at_site(recipe, site)
     side = server_context(setup, names, say)
-    data = read_data(
-        data_section(setup, site),
-        setup.seed,
-        root=site.data_root,
-        code=setup.engine.code_folder,
-    )
+    section, code = data_section(setup, site), setup.engine.code_folder
+    data = read_data(section, setup.seed, root=site.data_root, target=setup.labels, code=code)
     for note in data.notes:
         say(note)
     data, left_out = allowed_rows(data, site)

@@ -1,13 +1,17 @@
-"""FedLog: clients share class sums of features, and the server solves for one linear head exactly.
+"""FedLog: clients share sums of features, and the server solves for one linear head exactly.
 
 Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
 flexibility" (https://arxiv.org/abs/2407.08337). The paper's symbols are those of
-methods/common/conjugate_head.py. See docs/methods/fedlog.md.
+methods/common/conjugate_head.py. For numbers and for several labels, the same algebra has other
+statistics: methods/common/solved_head.py. See docs/methods/fedlog.md.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import torch
@@ -20,14 +24,19 @@ from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase,
 from fedgist.core.target import Target
 from fedgist.core.tree import LATER, tree
 from fedgist.methods.common import sum_memory
-from fedgist.methods.common.conjugate_head import ClassSums, feature_sums, gradient_head, map_head
+from fedgist.methods.common.conjugate_head import ClassSums, gradient_head
 from fedgist.methods.common.linear_head import LinearHead, one_feature_width
+from fedgist.methods.common.solved_head import check_target, solved_head, statistics
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
+
+WIRES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"float32": torch.float32, "float64": torch.float64}
+)
 
 
 @tree
 class Server:
-    """Server state: the head, (classes, m + 1), and the sums that determine the head."""
+    """Server state: the head, (outputs, m + 1), and the sums that determine the head."""
 
     eta: Tensor
     sums: Remembered = field(metadata=LATER)
@@ -38,7 +47,7 @@ class FedLog(Method):
     """FedLog with the exact head; the defaults are the paper's."""
 
     nu: NonNegative = 1.0
-    """Pseudo-count of the prior of the head. 0 is a flat prior."""
+    """Pseudo-count of the prior of the head; of numbers, the ridge penalty. 0 is a flat prior."""
     head_start: Literal["random", "exchange"] = "random"
     """The first head: random numbers, or the result of one exchange with the untrained bodies."""
     solver: Literal["exact", "gradient"] = "exact"
@@ -47,6 +56,8 @@ class FedLog(Method):
     """Learning rate of the solver ``gradient``."""
     head_steps: PositiveInt = 1000
     """Number of steps of the solver ``gradient``."""
+    wire: Literal["float32", "float64"] = "float32"
+    """Type of the numbers that clients send: float64 doubles the bytes and keeps all digits."""
     memory: Memory = "auto"
     """What the server remembers of clients that are absent from a round.
 
@@ -56,7 +67,7 @@ class FedLog(Method):
     """
 
     keeps: ClassVar[Part] = "body"
-    targets: ClassVar[frozenset[Target]] = frozenset({"class"})
+    targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
     record_terms: ClassVar[int] = 1
 
     @property
@@ -65,8 +76,12 @@ class FedLog(Method):
         return self.memory == "newest"
 
     def check(self, task: Task) -> None:
-        """Raise MethodError unless all bodies have one feature width and all heads a bias."""
+        """Raise MethodError unless all bodies have one feature width and all heads a bias.
+
+        Heads of numbers and labels are refused under privacy, and where they would not be exact.
+        """
         one_feature_width(task, "fedlog")
+        check_target(task, "fedlog", solver=self.solver)
         sum_memory.check(self.memory, task, "fedlog")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
@@ -79,7 +94,11 @@ class FedLog(Method):
         """Return a random head (Alg. 1) and no sums."""
         width = one_feature_width(ctx.task, "fedlog")
         eta = random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1))
-        return Server(eta, sum_memory.start(self.memory, torch.zeros_like(eta), ctx))
+        if ctx.task.objective.target != "class":  # outputs of the size of standardized numbers
+            eta = eta / math.sqrt(width + 1)
+        shape = solved_head(ctx.task, width).shape
+        zeros = torch.zeros(shape, dtype=WIRES[self.wire], device=eta.device)
+        return Server(eta, sum_memory.start(self.memory, zeros, ctx))
 
     def download(self, server: Server, order: Order, ctx: Context) -> LinearHead | Nothing:
         """Return the head; in the exchange before training, nothing."""
@@ -101,7 +120,7 @@ class FedLog(Method):
         self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context
     ) -> ClassSums:
         """Return S over a batch (eq. 2)."""
-        return feature_sums(net, batch, ctx.task)
+        return ClassSums(statistics(net, batch, ctx.task).to(WIRES[self.wire]))
 
     def upload(
         self, net: Net, own: Nothing, sums: ClassSums, down: LinearHead | Nothing, ctx: Context
@@ -111,16 +130,18 @@ class FedLog(Method):
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Return the MAP head (eq. 14) of the remembered sums."""
-        return self._solved(server, sum_memory.remember(self.memory, server.sums, replies, ctx))
+        return self._solved(
+            server, sum_memory.remember(self.memory, server.sums, replies, ctx), ctx
+        )
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
         """Return the head of the sums without one client's."""
-        return self._solved(server, sum_memory.forget(self.memory, server.sums, client))
+        return self._solved(server, sum_memory.forget(self.memory, server.sums, client), ctx)
 
-    def _solved(self, server: Server, sums: Remembered) -> Server:
+    def _solved(self, server: Server, sums: Remembered, ctx: Context) -> Server:
         s = sums.total.to(torch.float64)
         if self.solver == "exact":
-            eta = map_head(s, self.nu)
+            eta = solved_head(ctx.task, server.eta.shape[1] - 1).solve(s, self.nu)
         else:
             start = server.eta.to(torch.float64)
             eta = gradient_head(start, s, self.nu, self.head_lr, self.head_steps)

@@ -1,5 +1,7 @@
 """FedProto: clients share class means of features, and learn features near the global means.
 
+A class is that of a row, a label that a row has, or the class of a pixel.
+
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang 2022, "FedProto: Federated prototype learning across
 heterogeneous clients", algorithm 1 (AAAI 2022, https://arxiv.org/abs/2105.00243). See
 docs/methods/fedproto.md.
@@ -22,9 +24,10 @@ from fedgist.core.privacy import bounded
 from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
+from fedgist.errors import MethodError
 from fedgist.methods.common.linear_head import (
     class_means,
-    class_sums,
+    members,
     one_feature_width,
     with_constant,
 )
@@ -60,6 +63,16 @@ class OwnClasses:
 Own = OwnClasses | Nothing
 
 
+def _to_labels(z: Tensor, y: Tensor, down: Prototypes) -> Tensor:
+    """Return the mean distance (batch,) of features (batch, m) to the prototypes of their labels.
+
+    ``y`` (batch, labels) is 1 for a label that a row has. Labels without a prototype do not count.
+    """
+    has = (y > 0) * down.exists
+    distance = (z.unsqueeze(1) - down.mean).square().mean(2)
+    return (distance * has).sum(1) / has.sum(1).clamp(min=1.0)
+
+
 @dataclass(frozen=True)
 class FedProto(Method):
     """FedProto; the defaults are the paper's."""
@@ -81,7 +94,7 @@ class FedProto(Method):
     """
 
     keeps: ClassVar[Part] = "all"
-    targets: ClassVar[frozenset[Target]] = frozenset({"class"})
+    targets: ClassVar[frozenset[Target]] = frozenset({"class", "labels", "pixels"})
 
     @property
     def record_terms(self) -> int:
@@ -89,8 +102,21 @@ class FedProto(Method):
         return int(self.aggregate == "weighted")
 
     def check(self, task: Task) -> None:
-        """Raise MethodError unless all bodies have one feature width."""
+        """Raise MethodError unless all bodies have one feature width.
+
+        Several labels have no nearest prototype, and only one class per row is private.
+        """
         one_feature_width(task, "fedproto", shares="class means")
+        target = task.objective.target
+        if target != "class" and task.privacy is not None:
+            raise MethodError(
+                "method fedproto: the sensitivity of its sums is not known for objective "
+                f"{task.objective.name}; privacy needs one class for each row"
+            )
+        if target == "labels" and self.inference == "prototype":
+            raise MethodError(
+                "method.inference = 'prototype': a row may have several labels; use 'logits'"
+            )
 
     def init_server(self, ctx: Context) -> Prototypes:
         """Return no prototypes."""
@@ -113,19 +139,25 @@ class FedProto(Method):
         """Return the task's loss plus lambda times the distance to the prototypes, ().
 
         ``batch.x`` is ``(batch, *input)``, and a prototype is (m,). The distance is the mean square
-        over the features. A row whose class has no prototype has distance 0.
+        over the features, and over the labels or the pixels of a row. Where a class has no
+        prototype it is 0.
         """
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)
-        distance = (z - down.mean[batch.y]).square().mean(1) * down.exists[batch.y]
+        if ctx.task.objective.target == "labels":
+            distance = _to_labels(z, batch.y, down)
+        else:
+            y = batch.y.clamp(min=0)
+            of_place = (z - down.mean[y]).square().mean(-1) * down.exists[y]
+            distance = of_place.flatten(1).mean(1) if ctx.task.places else of_place
         return task_loss + self.lam * masked_mean(distance, batch.mask)
 
     def summarize(
         self, net: Net, batch: Batch, own: Own, down: Prototypes, ctx: Context
     ) -> ClassTotals:
         """Return class sums and counts over a batch."""
-        phi = with_constant(bounded(net.features(batch.x), ctx.task.privacy))
-        sums = class_sums(phi, batch.y, batch.mask, ctx.task.num_classes)
+        phi = with_constant(bounded(net.features(batch.x), ctx.task.privacy).flatten(0, -2))
+        sums = members(batch, ctx.task).to(phi.dtype).T @ phi
         return ClassTotals(sums[:, 1:], sums[:, 0])
 
     def upload(
@@ -148,9 +180,9 @@ class FedProto(Method):
     def predict(self, net: Net, own: Own, down: Prototypes, x: Tensor, ctx: Context) -> Tensor:
         """Return minus the squared distances to the prototypes, or the head's logits.
 
-        The result is (batch, classes). Classes without a prototype rank below all others. With
-        ``inference_classes = "own"``, so do classes without rows at the client. If no candidate
-        class has a prototype, the head predicts.
+        The result is (batch, classes), or the same at each pixel. Classes without a prototype rank
+        below all others. With ``inference_classes = "own"``, so do classes without rows at the
+        client. If no candidate class has a prototype, the head predicts.
         """
         z = net.features(x)
         logits = net.logits(z)
@@ -159,6 +191,6 @@ class FedProto(Method):
         exists = down.exists > 0
         if isinstance(own, OwnClasses):
             exists = exists & (own.present > 0)
-        near = -(z.unsqueeze(1) - down.mean).square().sum(2)
-        behind = torch.where(exists, near, 0.0).amin(1, keepdim=True) - 1.0
+        near = -(z.unsqueeze(-2) - down.mean).square().sum(-1)
+        behind = torch.where(exists, near, 0.0).amin(-1, keepdim=True) - 1.0
         return torch.where(exists.any(), torch.where(exists, near, behind), logits)

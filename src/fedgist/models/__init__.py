@@ -1,7 +1,8 @@
 """Models, one file per family: functions that return a plain ``nn.Module``.
 
 Each function takes the shape of one input, the number of classes and its own options. The module
-maps (batch, *input) to logits (batch, classes), and its last layer is linear. A user's own model is
+maps (batch, *input) to logits (batch, classes), and its last layer is linear. A function may have a
+parameter ``words``: it gets the number of words of texts. A user's own model is
 ``"package.module:function"``, a function with the same signature.
 """
 
@@ -28,6 +29,8 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "resnet18": "fedgist.models.resnet:resnet18",
         "resnet50": "fedgist.models.resnet:resnet50",
         "word_lstm": "fedgist.models.lstm:word_lstm",
+        "text_mean": "fedgist.models.text_mean:text_mean",
+        "unet": "fedgist.models.unet:unet",
         "mobilenetv2": "fedgist.models.mobilenet:mobilenetv2",
     }
 )

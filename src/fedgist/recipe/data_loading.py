@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.read_modes import Read
@@ -16,7 +17,11 @@ from fedgist.recipe.own_code import load_own
 
 KEY = "data.name"
 Source = Callable[..., Dataset | SplitTexts]
-_ADDED = {"test_fraction": float | None, "read": Read}  # options of every user's own function
+_ADDED = {
+    "test_fraction": float | None,
+    "read": Read,
+    "target": Target,
+}  # options of every user's own function
 
 
 class OwnSource:
@@ -34,7 +39,7 @@ class OwnSource:
         further = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
         added = [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for key, default in (("test_fraction", None), ("read", "auto"))
+            for key, default in (("test_fraction", None), ("read", "auto"), ("target", "class"))
             if key not in signature.parameters
         ]
         self.added = tuple(p.name for p in added)
@@ -42,13 +47,19 @@ class OwnSource:
         self.__annotations__ = {**_ADDED, **getattr(function, "__annotations__", {})}
         self.__signature__ = signature.replace(parameters=[*kept, *added, *further])
 
-    def __call__(self, **options: object) -> Dataset:
+    def __call__(
+        self,
+        *,
+        test_fraction: float | None = None,
+        read: Read = "auto",
+        target: Target = "class",
+        **options: object,
+    ) -> Dataset:
         """Call the function, and return its objects as a data set."""
-        own = {key: value for key, value in options.items() if key not in self.added}
-        fraction, read = (options.get(key) for key in _ADDED)
-        chosen: Read = "lazy" if read == "lazy" else "once" if read == "once" else "auto"
-        stated = fraction if isinstance(fraction, float | int) else None
-        data, _ = user_rows(self.function(**own), stated, chosen)
+        shared = {"test_fraction": test_fraction, "read": read, "target": target}
+        own = {key: value for key, value in shared.items() if key not in self.added}
+        fraction = test_fraction if "test_fraction" in self.added else None
+        data, _ = user_rows(self.function(**options, **own), fraction, read, target)
         return replace(data, name=self.place)
 
 

@@ -101,6 +101,13 @@ class Data(OpenSection):
     State them if sites hold different classes, so that a class has the same number at all sites. A
     label that is not listed is refused.
     """
+    missing_labels: Literal["refuse", "mask"] = "refuse"
+    """What to do with missing labels.
+
+    ``refuse``: they are an error. ``mask``: a row without any label is left out, and a missing
+    number, label or pixel of another row counts nowhere. In tables an empty cell is missing, in
+    arrays NaN, or -1 for classes and pixels.
+    """
     normalize: Literal["pooled", "client", "none"] = "pooled"
     """How inputs are normalized.
 

@@ -18,6 +18,7 @@ from fedgist.recipe.schema import ModelSection, check_named
 from fedgist.recipe.section import PositiveInt
 
 Factory = Callable[..., nn.Module]
+WORDS = "words"  # the parameter that gets the number of words of texts
 ClientList = tuple[int | str, ...]  # clients by number or by name
 StatedClients = Annotated[tuple[Annotated[int, Field(ge=0)] | str, ...], Field(min_length=1)]
 
@@ -31,8 +32,9 @@ def model_factory(name: str) -> Factory:
 
 
 def sizes_of(factory: Factory) -> tuple[str, ...]:
-    """Return the names of a factory's first two parameters: input shape and number of classes."""
-    return tuple(options_of(factory)[0])[:2]
+    """Return the parameters that the data determine: input shape, number of classes, words."""
+    names = tuple(options_of(factory)[0])
+    return (*names[:2], *(name for name in names[2:] if name == WORDS))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fedgist.core.own_metric import OwnMetric
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import Data
+from fedgist.recipe.objective_loading import recorded_objective
 from fedgist.recipe.schema import ModelSection, Partitioning, Recipe
 from fedgist.recipe.section import GIVEN
 
@@ -47,6 +48,7 @@ class Overrides:
     clients_test: RowsOfClients | None = None
     groups: Mapping[str, ClientGroup] | None = None
     method: Method | None = None
+    objective: object | None = None
     metrics: Mapping[str, OwnMetric | None] = field(default_factory=dict)  # by recorded names
     test_sets: TestSets | None = None  # further test sets of the server
     public: object | None = None  # rows that all may see
@@ -78,9 +80,8 @@ def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] 
         width = recipe.model.project if recipe.model else None
         update["model"] = ModelSection(name=GIVEN, project=width)
         update["clients.architectures"] = {}
-    if given.metrics:
-        unread += [("objective.metrics", "metrics")] * ("metrics" in texts.get("objective", {}))
-        update["objective.metrics"] = tuple(given.metrics)
+    objective, keys = _objective(given, texts.get("objective", {}))
+    update, unread = update | objective, unread + keys
     if unread and stated is not None:
         key, argument = unread[0]
         raise RecipeError(
@@ -88,6 +89,19 @@ def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] 
         )
     notes = [f"{key} of the recipe is dropped: {argument}= is given" for key, argument in unread]
     return recipe.changed(update).noting([*recipe.dropped, *notes])
+
+
+def _objective(
+    given: Overrides, texts: Mapping[str, object]
+) -> tuple[dict[str, object], list[tuple[str, str]]]:
+    """Return the changes that an objective or metrics make, and the keys that they replace."""
+    if given.objective is not None:
+        replaced = [(f"objective.{key}", "objective") for key in texts]
+        return {"objective": recorded_objective(given.objective)}, replaced
+    if not given.metrics:
+        return {}, []
+    replaced = [("objective.metrics", "metrics")] * ("metrics" in texts)
+    return {"objective.metrics": tuple(given.metrics)}, replaced
 
 
 def _check_count(recipe: Recipe, count: int) -> None:

@@ -80,12 +80,8 @@ def own_places(recipe: Recipe) -> list[str]:
     tables = [*clients.architectures.items(), *clients.pools.items()]
     models = [t.get("model", k) if isinstance(t, Mapping) else k for k, t in tables]
     models += [recipe.model.name] if recipe.model else []
-    named = [
-        recipe.data.name,
-        base_name(recipe.method.name),
-        *map(str, models),
-        *recipe.objective.metrics,
-    ]
+    named = [base_name(recipe.method.name), *map(str, models), *recipe.objective.metrics]
+    named += [recipe.objective.name, recipe.data.name]
     return [name for name in named if ":" in name]
 
 

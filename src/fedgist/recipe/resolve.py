@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from fedgist.core.method import Method
 from fedgist.core.own_metric import OwnMetric, own_metric
+from fedgist.core.own_objective import TaskLoss, metrics_of
+from fedgist.core.target import Target
 from fedgist.engines.device_choice import usable_device
 from fedgist.errors import InputError, RecipeError
 from fedgist.recipe.data_section import Data
@@ -22,6 +24,7 @@ from fedgist.recipe.model_factories import (
     pool_tables,
     whole_model,
 )
+from fedgist.recipe.objective_loading import labels_read, own_objective
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.own_code import load_own, modules_from
 from fedgist.recipe.privacy_section import PrivacySection
@@ -47,7 +50,8 @@ class Setup:
     ``models`` holds the models of ``[model]`` or ``clients.architectures`` by architecture name. It
     is empty if the user passed modules in Python, or if the recipe has ``pools``.
     ``feature_width`` is the width to which the user's modules are projected. ``num_clients``
-    is None if the data determine it. ``text`` is the recipe itself, for the record.
+    is None if the data determine it. ``own_objective`` is a user's own objective, or None. ``text``
+    is the recipe itself, for the record.
     """
 
     seed: int
@@ -62,6 +66,7 @@ class Setup:
     method_name: str
     method: Method
     metrics: tuple[str | OwnMetric, ...]
+    own_objective: TaskLoss | None
     models: Mapping[str, ModelTable]
     pools: Mapping[str, PoolTable]
     feature_width: int | None
@@ -84,6 +89,11 @@ class Setup:
     def private_width(self) -> int | None:
         """The feature width of the private models of a federation's sites, if they have any."""
         return None if self.facts is None else self.facts.feature_width
+
+    @property
+    def labels(self) -> Target:
+        """The form of the labels that the objective reads."""
+        return labels_read(self.objective, self.own_objective)
 
     def recorded(self, num_clients: int, plans: Mapping[str, Plan], server_threads: int) -> Recipe:
         """Return the recipe as a run records it, with the values chosen for the run."""
@@ -110,7 +120,7 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
     try:
         with modules_from(recipe.engine.code_folder):
             method = given.method or build_method(recipe.method.name, recipe.method.options)
-            metrics = _metrics(recipe, given)
+            own, metrics = _objective(recipe, given)
             models, pools = _models(recipe, given)
     except InputError as error:
         raise RecipeError(f"{recipe.file}: {error}" if recipe.file else str(error)) from error
@@ -127,6 +137,7 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
         method_name=recipe.method.name,
         method=method,
         metrics=metrics,
+        own_objective=own,
         models=models,
         pools=pools,
         feature_width=recipe.model.project if recipe.model else None,
@@ -137,9 +148,17 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
     )
 
 
-def _metrics(recipe: Recipe, given: Overrides) -> tuple[str | OwnMetric, ...]:
-    """Return the metrics: the names of those of fedgist, and a user's own as objects."""
-    return tuple(
+def _objective(
+    recipe: Recipe, given: Overrides
+) -> tuple[TaskLoss | None, tuple[str | OwnMetric, ...]]:
+    """Return a user's own objective or None, and the metrics.
+
+    They are the names of those of fedgist, and a user's own as objects.
+    """
+    own = own_objective(recipe.objective, given.objective)
+    if own is not None:
+        return own, metrics_of(own)
+    return None, tuple(
         given.metrics.get(name) or (own_metric(load_own(METRICS, name)) if ":" in name else name)
         for name in recipe.objective.metrics
     )

@@ -46,7 +46,8 @@ from fedgist.recipe.section import (
 from fedgist.recipe.training_section import TrainSection
 from fedgist.training.stacking_plan import Plan
 
-BY_CLASS = "classes"  # the objective that takes metrics of a user's own
+# the objectives that take metrics of a user's own
+TAKE_FUNCTIONS = ("classes", "text_classes", "regression", "multilabel")
 MOST_READERS = 64  # of each worker
 MOST_WORKERS = 1024  # each is a process that holds torch
 Role = Literal["seed", "work", "record", "printed"]
@@ -172,15 +173,15 @@ class ObjectiveSection(OpenSection):
     The options of the objective are written beside its name.
     """
 
-    name: Annotated[str, registered_name(OBJECTIVES, "objective")] = "classes"
+    name: Annotated[str, registered_name(OBJECTIVES, "objective", "Class")] = "classes"
     """What models learn: a class per row or text, numbers, several labels, pixels, or words.
 
-    SimCLR learns without labels. Data sources read the labels that the objective needs.
+    SimCLR learns without labels. Your own objective is ``package.module:Class``. Data sources read
+    the labels that the objective needs.
     """
-    metrics: Annotated[
-        tuple[Annotated[str, registered_name(CHOSEN_METRICS, "metric", "function")], ...],
-        Field(min_length=1),
-    ] = tuple(COMMON_METRICS)
+    metrics: tuple[Annotated[str, registered_name(CHOSEN_METRICS, "metric", "function")], ...] = (
+        tuple(COMMON_METRICS)
+    )
     """Metrics of the models, by name, or your own ``package.module:function``.
 
     The first one selects the best round and the best trial. The log loss is always measured. The
@@ -190,11 +191,16 @@ class ObjectiveSection(OpenSection):
     @model_validator(mode="after")
     def _has_metrics(self) -> ObjectiveSection:
         if "metrics" not in self.model_fields_set:  # all of its own; a copy would not be returned
-            object.__setattr__(self, "metrics", DEFAULT_METRICS[self.name])
+            object.__setattr__(self, "metrics", DEFAULT_METRICS.get(self.name, ()))
+        if ":" in self.name:
+            if "metrics" in self.model_fields_set and self.metrics:
+                raise ValueError(f"{self.name} has its own metrics: leave out metrics")
+            return self
+        if not self.metrics:
+            raise ValueError("metrics must have at least 1 item")
         own, names = METRICS_OF[self.name], [name_in_columns(name) for name in self.metrics]
-        strange = [
-            m for m in self.metrics if m not in own and (self.name != BY_CLASS or ":" not in m)
-        ]
+        allowed = self.name in TAKE_FUNCTIONS
+        strange = [m for m in self.metrics if m not in own and not (allowed and ":" in m)]
         if strange:
             raise ValueError(f"{self.name} has no metric {strange[0]!r}; it has {listed(own)}")
         if twice := [name for name in names if names.count(name) > 1]:

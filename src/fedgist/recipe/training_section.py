@@ -124,6 +124,12 @@ class TrainSection(BaseModel):
 
     Use it if a client has many more rows of some classes than of others.
     """
+    sample_weights: str = ""
+    """The annotation of rows (``data.annotations``) that is each row's weight, at least 0.
+
+    It multiplies the row's loss, and the row's part in the sums from which FedLog solves for its
+    head. Metrics count every row alike.
+    """
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each label that is spread evenly over all classes."""
     precision: Precision = "float32"
@@ -162,6 +168,7 @@ def training_of(t: TrainSection) -> Training:
         t.clip_norm,
         balanced=t.class_weights == "balanced",
         smoothing=t.label_smoothing,
+        row_weights=t.sample_weights,
         precision=t.precision,
         sampling=t.sampling,
         memory=t.optimizer_memory,

@@ -14,6 +14,7 @@ from fedgist.core.method import Context, Net, Task
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT, LOSS
 from fedgist.core.objective import Objective, RowPredictions
 from fedgist.core.tree import map_leaves, take
+from fedgist.data.examples import as_labels
 from fedgist.engines.engine import Scores
 from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
@@ -193,13 +194,13 @@ def _set_predictions(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictio
 def score_rows(
     model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, objective: Objective
 ) -> dict[str, float]:
-    """Return the metrics of a model on examples ``x`` ``(rows, *input)`` with labels ``y`` (rows,).
+    """Return the metrics of a model on examples ``x`` ``(rows, *input)``, labels ``y`` (rows, ...).
 
-    ``model`` maps ``(batch, *input)`` to logits (batch, classes). For texts, ``y`` is (rows,
-    length). A metric that is not defined is NaN.
+    ``model`` maps ``(batch, *input)`` to logits (batch, ..., outputs). A metric that is not defined
+    is NaN.
     """
     at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
-    pieces = zip(torch.split(x, at_once), torch.split(y.long(), at_once), strict=True)
+    pieces = zip(torch.split(x, at_once), torch.split(as_labels(y), at_once), strict=True)
     batches = (
         Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool, device=y.device))
         for rows, labels in pieces

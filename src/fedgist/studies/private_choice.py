@@ -71,7 +71,7 @@ def check_search(recipe: Recipe) -> None:
         f"objective.name = {recipe.objective.name!r}: {rows}, which needs "
         "'classes'": recipe.objective.name != "classes",
         f"objective.metrics = {list(recipe.objective.metrics)}: {rows}: put 'accuracy' "
-        "first": recipe.objective.metrics[0] != "accuracy",
+        "first": recipe.objective.metrics[:1] != ("accuracy",),
         f"data.held_out = {recipe.data.held_out}: {rows} at the clients: use "
         "data.validation": recipe.data.held_out > 0,
         f"evaluate.on = 'global': {rows} at the clients: use 'client' or 'test'": recipe.evaluate.on

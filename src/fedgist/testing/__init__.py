@@ -6,7 +6,8 @@
 ['8 inputs are not mutated']
 """
 
+from fedgist.core.own_objective_check import check_objective
 from fedgist.testing.laws import LAWS, Law, LawError, check_laws
 from fedgist.testing.method_under_test import MethodUnderTest
 
-__all__ = ["LAWS", "Law", "LawError", "MethodUnderTest", "check_laws"]
+__all__ = ["LAWS", "Law", "LawError", "MethodUnderTest", "check_laws", "check_objective"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import losses, random, system_noise
-from fedgist.core.method import Context, Method, Net
+from fedgist.core.method import Batch, Context, Method, Net
 from fedgist.core.net import stacked
 from fedgist.core.optim import OptimizerState
 from fedgist.core.privacy import PrivateSteps
@@ -79,6 +79,11 @@ class Cohort:
             return None
         y = self.examples.y[self.table.clamp(min=0)]
         return losses.balanced_weights(y, present, task.num_classes)
+
+    def weighted(self, batch: Batch) -> Batch:
+        """Return a batch (K, ...) with the weights of its rows, if the recipe names them."""
+        name = self.ctx.task.training.row_weights
+        return replace(batch, weight=batch.annotations[name]) if name else batch
 
     def lift(
         self, function: Callable[..., Any], dims: tuple[int | None, ...]

@@ -72,8 +72,8 @@ def _summaries(cohort: Cohort, clients: Clients) -> Tree:
     for count, rows, batch in _batches(cohort, cohort.table, cohort.examples):
         first, down = _first(cohort, clients, count)
         chosen = None if picks is None else picks[:count, at : at + rows.shape[1]]
-        with_picks = replace(batch, picks=chosen)
-        part = summarize(first.net, with_picks, first.own, down, cohort.keys[:count])
+        whole = replace(cohort.weighted(batch), picks=chosen)
+        part = summarize(first.net, whole, first.own, down, cohort.keys[:count])
         at += rows.shape[1]
         sums = part if sums is None else map_leaves(_add_first, sums, part)
     return sums

@@ -245,9 +245,11 @@ class _Step:
         return losses, {name: g.to(self.params[name].dtype) / size for name, g in noisy.items()}
 
     def _weighted(self, count: int, batch: Batch) -> Batch:
+        batch = self.cohort.weighted(batch)
         if self.class_weights is None:
             return batch
-        return replace(batch, weight=self.class_weights[:count].gather(1, batch.y))
+        weight = self.class_weights[:count].gather(1, batch.y)
+        return replace(batch, weight=weight if batch.weight is None else weight * batch.weight)
 
     def forget(self, per_epoch: Tensor, step: int) -> None:
         """Reset the optimizer of the clients that begin an epoch at this step.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedgist.core import random
+from fedgist.core.target import Target
 from fedgist.data import Augmentation
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
@@ -34,18 +35,20 @@ def read_data(
     seed: int,
     own: Dataset | None = None,
     root: Path | None = None,
+    target: Target | None = None,
     code: str | None = None,
 ) -> Dataset:
     """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``.
 
-    A user's own source is looked for in the folder ``code`` first.
+    ``target`` is the form of the labels that the recipe's objective reads. A user's own source is
+    looked for in the folder ``code`` first.
     """
     if own is not None:
         if section.words is not None:
             raise RecipeError(
                 "data.words says how files of texts are read, and data= is given: leave it out"
             )
-        data = with_classes(check(own), section.classes)
+        data = with_classes(check(own, section.missing_labels), section.classes)
     else:
         check_named("data", section.name, "data=")
         with modules_from(code):
@@ -58,6 +61,8 @@ def read_data(
             read=section.read,
             source=source,
             words=None if section.words is None else Reading(**section.words.model_dump()),
+            target=target,
+            missing_labels=section.missing_labels,
             **section.options,
         )
     data = with_moments(data, section.normalize, section.mean, section.std)
@@ -71,6 +76,8 @@ def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> Non
     if kinds and len(data.input_shape) != IMAGE:
         shape = list(data.input_shape)
         raise RecipeError(f"{key} needs images; {data.name} has examples of shape {shape}")
+    if data.target == "pixels" and (moving := [kind for kind in kinds if kind not in COLORS]):
+        raise RecipeError(f"{key}: {moving[0]} moves pixels, and their classes would stay")
     for kind in kinds:
         if f"batch_{kind}" in kinds:
             raise RecipeError(

@@ -26,7 +26,14 @@ from fedgist.core.training import Pool
 from fedgist.core.tree import map_leaves
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.errors import DataError, RecipeError, first_line, shown
-from fedgist.recipe.model_factories import Factory, ModelTable, NamedModel, PoolTable
+from fedgist.recipe.model_factories import (
+    WORDS,
+    Factory,
+    ModelTable,
+    NamedModel,
+    PoolTable,
+    sizes_of,
+)
 from fedgist.recipe.overrides import Build, ClientGroup
 from fedgist.recipe.resolve import Setup
 from fedgist.world.client_lists import named_like, numbers_of
@@ -108,6 +115,8 @@ def builder(
         Whether to call the factory without arguments if its signature allows it.
     """
     given = () if bare and _takes(factory, (), options) else (sizes.input_shape, sizes.outputs)
+    if given and WORDS in sizes_of(factory):
+        options = {**options, WORDS: sizes.words}
     if not _takes(factory, given, options):
         named = "".join(f", {name}=..." for name in options)
         raise RecipeError(

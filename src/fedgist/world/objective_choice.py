@@ -17,6 +17,8 @@ from fedgist.core.method import Method
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.objective import Objective
 from fedgist.core.own_metric import OwnMetric
+from fedgist.core.own_objective import OwnObjective, metrics_of
+from fedgist.core.own_objective_check import check_objective
 from fedgist.core.target import IN_WORDS, LABELS_OF
 from fedgist.data.client_rows import Rows
 from fedgist.data.facts import DataFacts
@@ -32,14 +34,7 @@ LEAST_ROWS = 2  # of a client that learns from views
 
 def objective_of(setup: Setup, data: DataFacts) -> Objective:
     """Return the objective of a run."""
-    section = setup.objective
-    _check_labels(section.name, data)
-    about = data.num_classes, setup.metrics, setup.train.label_smoothing
-    make = OBJECTIVES[section.name]
-    try:
-        objective = make(*about, **_facts_for(make, section.name, data), **_options(setup, data))
-    except ValueError as error:
-        raise RecipeError(first_line(error)) from error
+    objective = _own(setup, data) if setup.own_objective else _built_in(setup, data)
     for metric in setup.metrics:
         if isinstance(metric, OwnMetric):
             metric.check(*_made_up(objective, data))
@@ -49,9 +44,35 @@ def objective_of(setup: Setup, data: DataFacts) -> Objective:
     if data.text:
         _check(_of_texts(setup), f"needs numbers for each row; {data.name} has texts")
     if objective.views > 1:
-        views = f"objective {section.name} learns from views without labels"
+        views = f"objective {objective.name} learns from views without labels"
         _check(_of_labels(setup), f"has no use: {views}, and is judged by evaluate.probe")
     return objective
+
+
+def _built_in(setup: Setup, data: DataFacts) -> Objective:
+    section = setup.objective
+    _check_labels(section.name, data)
+    about = data.num_classes, setup.metrics, setup.train.label_smoothing
+    make = OBJECTIVES[section.name]
+    try:
+        return make(*about, **_facts_for(make, section.name, data), **_options(setup, data))
+    except ValueError as error:
+        raise RecipeError(first_line(error)) from error
+
+
+def _own(setup: Setup, data: DataFacts) -> Objective:
+    """Return the user's own objective, after it was tried on made-up rows."""
+    assert setup.own_objective is not None  # the caller's
+    own = OwnObjective(setup.objective.name, setup.own_objective, metrics_of(setup.own_objective))
+    if own.labels != data.target:
+        raise RecipeError(
+            f"objective {own.name} needs {IN_WORDS[own.labels]}; {data.name} has "
+            f"{IN_WORDS[data.target]}"
+        )
+    if setup.train.label_smoothing:
+        raise RecipeError(f"train.label_smoothing is not read by objective {own.name}")
+    check_objective(own.thing, data.num_classes)
+    return own
 
 
 def _options(setup: Setup, data: DataFacts) -> dict[str, object]:

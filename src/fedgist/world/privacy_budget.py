@@ -187,6 +187,9 @@ def _check_settings(setup: Setup) -> None:
     section, unit = setup.privacy, f"privacy.unit = {setup.privacy.unit!r}"
     central = section.where == "central"
     problems = {
+        f"{unit}: train.sample_weights change how much a row adds": (
+            section.unit == "record" and bool(setup.train.sample_weights)
+        ),
         f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "
         "data.std": setup.data.normalize == "client",
         f"{unit}: privacy.min_replies = {section.min_replies} tells how many clients were drawn: "

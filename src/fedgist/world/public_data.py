@@ -189,7 +189,12 @@ def public_source(
     """
     assert section.name is not None  # the caller's
     other = load_data(
-        section.name, root=setup.given.root, seed=setup.seed, words=words, **section.options
+        section.name,
+        root=setup.given.root,
+        seed=setup.seed,
+        words=words,
+        target=facts.target,
+        **section.options,
     )
     subject = f"data.public: {section.name}"
     x = fitted_rows(held(other.inputs, subject), subject, facts, fill)

@@ -18,6 +18,7 @@ from fedgist.core.objective import Objective
 from fedgist.core.training import Pool
 from fedgist.data.examples import Examples
 from fedgist.data.facts import DataFacts
+from fedgist.errors import RecipeError, listed
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.training_section import training_of
@@ -114,6 +115,7 @@ def task_of(
     public: PublicRows | None,
 ) -> Task:
     """Return the task that server and clients share."""
+    _check_row_weights(setup.train.sample_weights, facts)
     task = Task(
         facts.input_shape,
         facts.num_classes,
@@ -129,6 +131,7 @@ def task_of(
         max_rows=setup.clients.max_rows or MOST_ROWS,
         annotations=facts.annotations,
         words=facts.words,
+        missing_labels=setup.data.missing_labels == "mask",
     )
     if public is None:
         return task
@@ -139,6 +142,17 @@ def task_of(
         public_client=public.client,
         public_digest=digest_of(public.rows),
     )
+
+
+def _check_row_weights(name: str, facts: DataFacts) -> None:
+    """Raise RecipeError if rows have no annotation of this name, or a negative one."""
+    if not name:
+        return
+    key = f"train.sample_weights = {name!r}"
+    if name not in facts.annotations:
+        raise RecipeError(f"{key}: the annotations of {facts.name} are {listed(facts.annotations)}")
+    if (least := facts.annotations[name][0]) < 0:
+        raise RecipeError(f"{key}: a weight is at least 0, not {least:g}")
 
 
 def server_of(

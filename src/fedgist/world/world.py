@@ -96,9 +96,8 @@ def _data(
     setup: Setup, say: Callable[[str], None]
 ) -> tuple[Dataset, Public | None, Dataset | None]:
     """Return the clients' data, the public rows, and the rows that the server holds out."""
-    data = read_data(
-        setup.data, setup.seed, setup.given.data, setup.given.root, setup.engine.code_folder
-    )
+    root, code = setup.given.root, setup.engine.code_folder
+    data = read_data(setup.data, setup.seed, setup.given.data, root, setup.labels, code)
     for note in data.notes:
         say(note)
     data, public = set_aside(setup, data)

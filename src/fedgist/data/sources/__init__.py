@@ -26,6 +26,8 @@ SOURCES: Registry[Callable[..., Dataset | SplitTexts]] = Registry(
         "cifar100": "fedgist.data.sources.cifar:cifar100",
         "celeba": "fedgist.data.sources.celeba:celeba",
         "wisdm": "fedgist.data.sources.wisdm:wisdm",
+        "diabetes": "fedgist.data.sources.diabetes:diabetes",
+        "shapes": "fedgist.data.sources.shapes:shapes",
         "circle": "fedgist.data.sources.circle:circle",
         "stackoverflow": "fedgist.data.sources.stackoverflow:stackoverflow",
         "stackexchange": "fedgist.data.sources.posts:stackexchange",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -12,18 +13,26 @@ from fedgist.data.sources.image_folder import ENDINGS, images_below
 from fedgist.data.sources.in_memory import labels_like
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import TABLES, is_number, load_table
-from fedgist.data.sources.tabular import labels_in
+from fedgist.data.sources.tabular import labels_of
+from fedgist.data.sources.text_file import read_texts
+from fedgist.data.sources.text_labels import label_numbers
+from fedgist.errors import DataError, listed
 
 
-def read_labels(path: str | Path, data: Dataset, column: str | None) -> Tensor | None:
-    """Return the labels (rows,) of a file or folder, in the form of ``data.y``, or None.
+def read_labels(
+    path: str | Path, data: Dataset, columns: Sequence[str], text: str = "text"
+) -> Tensor | None:
+    """Return the labels (rows, ...) of a file or folder, in the form of ``data.y``, or None.
 
-    Labels are the array y of a .npz file, the ``column`` of a table, or the folder names of images
-    if all these names are class names.
+    Labels are the array y of a .npz file, the ``columns`` of a table, or the folder names of images
+    if all these names are class names. Of texts in the field ``text`` they are the first of
+    ``columns``.
     """
     place = Path(path).expanduser()
     place = existing(place, folder=place.is_dir())
     ending = place.suffix.lower()
+    if data.text:
+        return _of_texts(place, data, columns, text)
     if place.is_dir():
         folders = [file.parent.name for file in images_below(place)]
         named = set(folders) <= set(data.names)
@@ -31,13 +40,25 @@ def read_labels(path: str | Path, data: Dataset, column: str | None) -> Tensor |
     if ending == ".npz":
         arrays = read_arrays(place, lambda stored: ["y"] if "y" in stored else [])
         return labels_like(data, arrays["y"], f"{place.name}: y") if arrays else None
-    if ending in TABLES and column is not None:
-        table = load_table(place)
-        if column not in table.frame.columns:
-            return None
-        labels = labels_in(table, column, numbered=is_number(table, column))
-        return labels_like(data, labels, f"{place.name}: the labels {column!r}")
-    return None
+    if ending not in TABLES or not columns:
+        return None
+    table = load_table(place)
+    if not set(columns) <= set(table.frame.columns):
+        return None
+    numbered = is_number(table, columns[0])
+    labels = labels_of(table, columns, data.target, numbered=numbered)
+    return labels_like(data, labels, f"{place.name}: the labels {listed(map(repr, columns))}")
+
+
+def _of_texts(place: Path, data: Dataset, columns: Sequence[str], text: str) -> Tensor | None:
+    """Return the labels of texts in a file of fields, if it has them."""
+    if not columns or place.suffix.lower() == ".txt":
+        return None
+    try:
+        read = read_texts(place, text, None, columns[0], sentences=False)
+    except DataError:  # a text, or a line, without the field
+        return None
+    return label_numbers(place.name, data.target, read.labels, data.names)
 
 
 def image_names(path: str | Path) -> list[str] | None:

@@ -135,7 +135,7 @@ def _channels(files: Sequence[Path]) -> int:
     few = sample_of(len(files), _LOOKED_AT).tolist()
     for row in (*few, *range(len(files))):
         with _opened(files[row]) as image:
-            if not is_grey(image):
+            if not is_grey(image.mode):
                 return _RGB
     return 1
 

@@ -68,9 +68,9 @@ def plausible_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[
     return size
 
 
-def is_grey(image: Any) -> bool:
-    """Return whether a PIL image has one channel."""
-    return image.mode in _GREY and "transparency" not in image.info
+def is_grey(mode: str) -> bool:
+    """Return whether PIL images of this mode have one channel."""
+    return mode in _GREY
 
 
 def pixels(

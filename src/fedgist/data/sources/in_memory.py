@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check
+from fedgist.data.label_check import check_labels
 from fedgist.data.lazy_rows import Inputs, LazyRows, outline
 from fedgist.data.sources.labelled_rows import (
     Values,
@@ -21,6 +24,7 @@ from fedgist.data.sources.labelled_rows import (
 )
 from fedgist.data.sources.python_objects import (
     are_texts,
+    array,
     categories,
     columns_of,
     example_values,
@@ -28,6 +32,7 @@ from fedgist.data.sources.python_objects import (
     label_values,
     table_of,
 )
+from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.data.sources.tabular import encode, with_columns
 from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.data.table_columns import Column
@@ -48,7 +53,9 @@ def in_memory(data: object) -> Dataset:
     return split_in_memory(data, None)[0]
 
 
-def split_in_memory(data: object, test_fraction: float | None) -> tuple[Dataset, Values | None]:
+def split_in_memory(
+    data: object, test_fraction: float | None, target: Target = "class"
+) -> tuple[Dataset, Values | None]:
     """Return a user's objects as a data set; errors name the argument ``data``.
 
     With ``test_fraction`` this share of each class is held out as test rows, the same rows as of a
@@ -56,7 +63,8 @@ def split_in_memory(data: object, test_fraction: float | None) -> tuple[Dataset,
 
     Arrays keep their shape. A data frame is encoded like a table: texts and categories become 0/1
     columns. Mean and std are those of the training rows. Labels are whole numbers from 0 on, or
-    texts, which are numbered in sorted order; a pandas categorical keeps its own order.
+    texts, which are numbered in sorted order; a pandas categorical keeps its own order. Other
+    targets have labels (rows, ...) in the form of :class:`~fedgist.data.dataset.Dataset`.
     """
     if isinstance(data, Dataset):
         refuse_fraction(test_fraction, "data= is a Dataset, which has its own test rows")
@@ -74,13 +82,16 @@ def split_in_memory(data: object, test_fraction: float | None) -> tuple[Dataset,
     if test_fraction is not None:
         if len(parts) == len(_NAMES):
             refuse_fraction(test_fraction, "data= has test rows")
-        parts, held = _with_test_rows(parts[0], parts[1], test_fraction)
-    return _from_arrays(parts), held
+        parts, held = _with_test_rows(parts[0], parts[1], test_fraction, target)
+    return _from_arrays(parts, target), held
 
 
-def _with_test_rows(x: Any, y: Any, fraction: float) -> tuple[tuple[object, ...], Values]:
+def _with_test_rows(
+    x: Any, y: Any, fraction: float, target: Target
+) -> tuple[tuple[object, ...], Values]:
     """Return ``(x, y, x_test, y_test)``, and Booleans (rows,) that are true for test rows."""
-    held = held_out(label_values(y, "data: y"), fraction)
+    labels = label_values(y, "data: y") if target == "class" else np.zeros(len(y))
+    held = held_out(labels, fraction)
     if len(x) != len(held):
         raise DataError(f"data: x has {len(x)} rows, but y has {len(held)}")
     train, test = np.flatnonzero(~held), np.flatnonzero(held)
@@ -97,20 +108,21 @@ def _picked(values: Any, rows: Values) -> object:
     return values[torch.from_numpy(rows)] if is_rows else values[rows]
 
 
-def _from_arrays(parts: tuple[object, ...]) -> Dataset:
+def _from_arrays(parts: tuple[object, ...], target: Target) -> Dataset:
     names = [f"data: {name}" for name in _NAMES[: len(parts)]]
     xs, columns = _all_examples(parts[::2], names[::2])
-    ys, num_classes, classes = _all_labels(parts[1::2], names[1::2])
+    if target == "class":
+        ys, num_classes, classes = _all_labels(parts[1::2], names[1::2])
+    else:
+        ys, num_classes, classes = _all_outputs(parts[1::2], names[1::2], target)
     for x, y, x_name, y_name in zip(xs, ys, names[::2], names[1::2], strict=True):
         _same_length(x, y, x_name, y_name)
     x, y, x_test, y_test = xs[0], ys[0], (*xs, xs[0][:0])[1], (*ys, ys[0][:0])[1]
     scale = _WHITE if x.dtype == torch.uint8 else 1.0
     mean, std = moments(outline(x), scale) if len(x) else ((0.0,), (1.0,))
     about = num_classes, scale, mean, std, classes
-    measured = frozenset({"moments"})
-    data_set = Dataset(
-        "your data", outline(x), y, outline(x_test), y_test, *about, measured=measured
-    ).with_inputs(x, x_test)
+    data_set = Dataset("your data", outline(x), y, outline(x_test), y_test, *about, target=target)
+    data_set = replace(data_set, measured=frozenset({"moments"})).with_inputs(x, x_test)
     return check(with_columns(data_set, columns) if columns and len(x) else data_set)
 
 
@@ -141,10 +153,14 @@ def examples_like(data: Dataset, x: object, subject: str) -> Tensor:
 
 
 def labels_like(data: Dataset, y: object, subject: str) -> Tensor:
-    """Return new labels (rows,), class names or numbers, in the form of ``data.y``.
+    """Return new labels (rows, ...), class names or numbers, in the form of ``data.y``.
 
     A number is read as a class name if the class names are numbers.
     """
+    if data.target != "class":
+        labels = torch.from_numpy(stored_labels(array(y, subject), subject, data.target))
+        check_labels(data, "new", labels, data.input_shape)
+        return labels
     values = label_values(y, subject)
     names = data.names
     if not are_texts(values):
@@ -245,6 +261,25 @@ def _all_labels(
             f"number them 0..{len(present) - 1}, or give them as texts"
         )
     return [torch.from_numpy(y) for y in label_arrays], num_classes, ()
+
+
+def _all_outputs(
+    values: Sequence[object], names: Sequence[str], target: Target
+) -> tuple[list[Tensor], int, tuple[str, ...]]:
+    """Return training and test labels that are no classes of rows, their number and their names.
+
+    The names are those of the columns of a data frame, if it is one.
+    """
+    titles = tuple(map(str, getattr(values[0], "columns", ())))
+    arrays = [
+        stored_labels(array(value, name), name, target)
+        for value, name in zip(values, names, strict=True)
+    ]
+    if target == "pixels":
+        count = max(int(y.max(initial=0)) for y in arrays) + 1
+    else:
+        count = arrays[0].shape[1]
+    return [torch.from_numpy(y) for y in arrays], count, titles
 
 
 def _codes(values: Values, names: tuple[str, ...], subject: str) -> Tensor:

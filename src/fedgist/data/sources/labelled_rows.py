@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgist.core.random import key, permutation
+from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MANY_CLASSES
 from fedgist.errors import DataError, listed
@@ -29,7 +30,9 @@ _EXACT = 2**53  # beyond this, double precision does not hold every whole number
 class LabelledRows:
     """Examples ``x`` ``(rows, *shape)``, their labels, and their clients if known.
 
-    ``labels`` and ``clients`` are arrays (rows,) of text, as :func:`as_texts` returns them.
+    ``clients`` are an array (rows,) of text, as :func:`as_texts` returns it. So are ``labels``, or
+    they are numbers (rows, outputs), with NaN where one is missing, or the classes of pixels (rows,
+    height, width), -1 where it is missing.
     """
 
     x: Tensor
@@ -40,6 +43,15 @@ class LabelledRows:
         """Return the rows where the Boolean ``mask`` (rows,) is true."""
         clients = None if self.clients is None else self.clients[mask]
         return LabelledRows(self.x[torch.from_numpy(mask)], self.labels[mask], clients)
+
+
+def with_a_label(rows: LabelledRows, target: Target) -> LabelledRows:
+    """Return the rows that have a number, a label or a pixel's class: all, if rows have classes."""
+    if target in NUMERIC:
+        return rows.take(~np.all(np.isnan(rows.labels), axis=1))
+    if target == "pixels":
+        return rows.take(np.any(rows.labels >= 0, axis=(1, 2)))
+    return rows
 
 
 TEST_FRACTION = 0.2  # share of the rows that are test rows, if a recipe says nothing
@@ -63,9 +75,12 @@ def refuse_fraction(fraction: float | None, test_rows: str) -> None:
 def held_out(labels: Values, fraction: float | None) -> Values:
     """Choose a share of each class's rows as test rows, by a fixed random order.
 
-    Return Booleans (rows,), true for a test row. Every class keeps at least one training row.
+    Labels that are numbers have no classes: a share of all rows is chosen. Return Booleans (rows,),
+    true for a test row. Every class keeps at least one training row.
     """
     fraction = checked_fraction(fraction)
+    if labels.ndim > 1:
+        labels = np.zeros(len(labels))
     order = permutation(key(0, "test split"), len(labels)).numpy()
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     rows_by_class = np.split(order[np.argsort(classes, kind="stable")], np.cumsum(counts)[:-1])
@@ -195,20 +210,16 @@ def dataset(
     *,
     classes: Sequence[str] = (),
     missing: Missing = "refuse",
+    target: Target = "class",
 ) -> Dataset:
     """Make a data set: number labels and clients in sorted order, compute the moments.
 
     Clients without training rows come after the others. ``classes`` gives the order of the classes
-    if it is not the sorted one.
+    if it is not the sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
     """
     if not len(train.x) or not train.x[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
-    names = tuple(classes) or _classes_of(name, train.labels)
-    if new := sorted({*train.labels, *test.labels} - set(names)):
-        which = ("label", "classes") if classes else ("test label", "training labels")
-        raise DataError(
-            f"{name}: the {which[0]} {new[0]!r:.80} is not among the {which[1]}: {listed(names)}"
-        )
+    names, (y, y_test) = _labels(name, train, test, classes, target)
     fill = means(name, train.x) if missing == "mean" else None
     x, x_test = (fill_in(rows.x, fill) for rows in (train, test))
     scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
@@ -217,9 +228,9 @@ def dataset(
     return Dataset(
         name,
         x,
-        codes(train.labels, names),
+        y,
         x_test,
-        codes(test.labels, names),
+        y_test,
         len(names),
         scale=scale,
         mean=mean,
@@ -229,8 +240,31 @@ def dataset(
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
         client_names=clients,
+        target=target,
         measured=frozenset({"moments", "fill"} if fill is not None else {"moments"}),
     )
+
+
+def _labels(
+    name: str, train: LabelledRows, test: LabelledRows, classes: Sequence[str], target: Target
+) -> tuple[tuple[str, ...], tuple[Tensor, Tensor]]:
+    """Return the names of what is predicted, and the labels of training and test rows."""
+    if target in NUMERIC:
+        numbers = [torch.from_numpy(rows.labels.astype(np.float32)) for rows in (train, test)]
+        names = tuple(classes) or tuple(str(i) for i in range(numbers[0].shape[1]))
+        return names, (numbers[0], numbers[1])
+    if target == "pixels":
+        pixels = [torch.from_numpy(rows.labels.astype(np.int16)) for rows in (train, test)]
+        most = max(int(part.max()) for part in pixels if part.numel())
+        names = tuple(classes) or tuple(str(i) for i in range(most + 1))
+        return names, (pixels[0], pixels[1])
+    names = tuple(classes) or _classes_of(name, train.labels)
+    if new := sorted({*train.labels, *test.labels} - set(names)):
+        which = ("label", "classes") if classes else ("test label", "training labels")
+        raise DataError(
+            f"{name}: the {which[0]} {new[0]!r:.80} is not among the {which[1]}: {listed(names)}"
+        )
+    return names, (codes(train.labels, names), codes(test.labels, names))
 
 
 def means(name: str, x: Tensor) -> Tensor:

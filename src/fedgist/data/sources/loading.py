@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check, with_classes
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.locations import data_root
@@ -15,7 +17,8 @@ from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
-NO_OPTIONS = ("root", "classes", "seed", "read")  # parameters that sources share
+# parameters that sources share
+NO_OPTIONS = ("root", "classes", "seed", "read", "target", "missing_labels")
 
 
 def load_data(
@@ -25,6 +28,8 @@ def load_data(
     classes: Sequence[str] = (),
     seed: int = 0,
     words: Reading | None = None,
+    target: Target | None = None,
+    missing_labels: MissingLabels = "refuse",
     read: Read = "auto",
     source: Callable[..., Dataset | SplitTexts] | None = None,
     **options: object,
@@ -34,12 +39,16 @@ def load_data(
     ``root`` is the folder of downloaded data (see :func:`.data_root`). ``classes`` are the names
     of all classes in the order of their numbers, if they differ from the source's. ``seed`` is the
     run's seed, for sources that draw their examples. ``words`` are the settings for texts.
-    ``read`` says how rows are read: once, or when they are used. ``source`` reads the data set if
-    the name is a user's own. ``options`` are the options of the source.
+    ``target`` is the form of the labels to read, if the source has several; the default is the
+    source's own. With ``missing_labels = "mask"`` labels may be missing. ``read`` says how rows are
+    read: once, or when they are used. ``source`` reads the data set if the name is a user's own.
+    ``options`` are those of the source.
     """
     source = source or _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
     common = {"root": data_root(root), "classes": classes, "seed": seed, "read": read}
+    common |= {"missing_labels": missing_labels}
+    common |= {} if target is None else {"target": target}
     taken = inspect.signature(source).parameters
     if read == "lazy" and "read" not in taken:
         raise DataError(f"data.read = 'lazy': the rows of {name} are read once, into memory")
@@ -47,10 +56,11 @@ def load_data(
     with readable(name):
         data = source(**arguments)
         if isinstance(data, SplitTexts):
-            data = text_dataset(data, words or Reading())
+            kind = "words" if data.train.labels is None else target or "class"
+            data = text_dataset(data, words or Reading(), kind)
         elif words is not None:
             raise DataError(f"data.words is about texts, and {name} has none")
-        return with_classes(check(data), classes)
+        return with_classes(check(data, missing_labels), classes)
 
 
 def _source(name: str) -> Callable[..., Dataset | SplitTexts]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources.array_file import features, no_array, read_arrays
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
@@ -16,8 +18,10 @@ from fedgist.data.sources.labelled_rows import (
     dataset,
     refuse_fraction,
     split_rows,
+    with_a_label,
 )
 from fedgist.data.sources.locations import existing
+from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.errors import DataError
 
 # "clients" is an older name of "client"
@@ -31,6 +35,8 @@ def npz(
     test_fraction: float | None = None,
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
+    target: Target = "class",
+    missing_labels: MissingLabels = "refuse",
 ) -> Dataset:
     """Read the arrays x and y of a .npz file, and optional arrays such as client and x_test.
 
@@ -56,7 +62,10 @@ def npz(
         The examples, a row each: columns of numbers (rows, columns); images of bytes (uint8) with
         their channels, 1 or 3 of them, first or last, or without; or numbers of any other shape.
     ``y``
-        The labels (rows,): whole numbers or texts. They are numbered in sorted order.
+        The labels (rows,): whole numbers or texts. They are numbered in sorted order. For the
+        objective ``regression`` they are numbers, for ``multilabel`` 1 and 0, (rows,) or (rows,
+        outputs), and NaN if missing; for ``segmentation`` the class of each pixel, (rows, height,
+        width), and -1 if missing.
     ``client``
         Whose each row is (rows,): whole numbers or texts, which the clients are called. (Also
         ``clients``.) For ``partition.name = "natural"``.
@@ -91,19 +100,21 @@ def npz(
         return [name for name in stored if name in _ARRAYS]
 
     arrays = read_arrays(file, wanted)
-    train, test = _train_and_test(file.name, arrays, test_fraction)
-    return dataset(file.name, train, test, classes=classes, missing=missing)
+    train, test = _train_and_test(file.name, arrays, test_fraction, target)
+    if missing_labels == "mask":
+        train, test = (with_a_label(rows, target) for rows in (train, test))
+    return dataset(file.name, train, test, classes=classes, missing=missing, target=target)
 
 
 def _train_and_test(
-    file_name: str, arrays: Mapping[str, Values], test_fraction: float | None
+    file_name: str, arrays: Mapping[str, Values], test_fraction: float | None, target: Target
 ) -> tuple[LabelledRows, LabelledRows]:
-    rows = _labelled_rows(file_name, arrays, "")
+    rows = _labelled_rows(file_name, arrays, "", target)
     for name in ("test", "x_test"):
         if name in arrays:
             refuse_fraction(test_fraction, f"{file_name} has an array {name!r}")
     if "x_test" in arrays:
-        return rows, _labelled_rows(file_name, arrays, "_test")
+        return rows, _labelled_rows(file_name, arrays, "_test", target)
     if "test" not in arrays:
         return split_rows(rows, test_fraction)
     mask = as_mask(arrays["test"], f"{file_name}: the array 'test'")
@@ -111,10 +122,12 @@ def _train_and_test(
     return rows.take(~mask), rows.take(mask)
 
 
-def _labelled_rows(file_name: str, arrays: Mapping[str, Values], suffix: str) -> LabelledRows:
+def _labelled_rows(
+    file_name: str, arrays: Mapping[str, Values], suffix: str, target: Target
+) -> LabelledRows:
     x_name, y_name = f"x{suffix}", f"y{suffix}"
     x = features(arrays[x_name], f"{file_name}: {x_name}")
-    labels = as_texts(arrays[y_name], f"{file_name}: the labels {y_name}")
+    labels = stored_labels(arrays[y_name], f"{file_name}: the labels {y_name}", target)
     _check_length(file_name, x_name, len(x), y_name, len(labels))
     for name in (f"client{suffix}", f"clients{suffix}"):
         if name in arrays:

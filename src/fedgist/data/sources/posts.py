@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path  # needed at run time: fedgist.data.sources.loading reads the annotations
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from fedgist.core.target import Target
 from fedgist.data.sources.locations import absent, data_root
 from fedgist.data.sources.text_file import field, json_lines, sentences_in
 from fedgist.data.sources.text_rows import SplitTexts, Texts
 
 Kinds = Literal["both", "questions", "answers"]
+TAG = re.compile(r"<([^<>]+)>")  # in a list of tags
 ADVICE = "put a file with a table in JSON in each line into ROOT/"
 
 
@@ -23,27 +30,40 @@ def stackexchange(
     *,
     kinds: Kinds = "both",
     by_kind: bool = False,
+    label: Literal["site", "tags"] | None = None,
+    most_labels: Annotated[int, Field(ge=2)] = 20,
+    client: Literal["user", "site"] = "user",
     test_fraction: float = 0.2,
     root: Path | None = None,
+    target: Target = "words",
 ) -> SplitTexts:
-    """Read posts of small Stack Exchange sites: sentences, to predict the next word.
+    """Read posts of small Stack Exchange sites: for the next word, the site or the tags.
 
     Parameters
     ----------
     kinds
-        Which posts are read: ``questions``, ``answers``, or ``both``.
+        Which posts are read: ``questions``, ``answers``, or ``both``. Only questions have tags.
     by_kind
         Whether a user's questions and answers are two clients, ``SITE/USER/question`` and
         ``SITE/USER/answer``, and not one, ``SITE/USER``.
+    label
+        The labels of posts, for the objectives ``text_classes`` and ``multilabel``: their site, or
+        their tags. The class of a post is its most frequent tag. The default is the site for
+        ``text_classes``, and the tags for ``multilabel``.
+    most_labels
+        Number of the most frequent tags that are labels. Posts without any of them are left out.
+    client
+        Who is a client: each ``user`` of a site, or each ``site``.
     test_fraction
-        Fraction of each client's sentences, the last ones, held out as test rows.
+        Fraction of each client's rows, the last ones, held out as test rows.
 
     Notes
     -----
     ``stackexchange_posts.jsonl`` has one post per line, with ``source`` (the site), ``user``,
-    ``kind`` and ``text``. Rows are sentences. Titles of questions and posts of unknown users
-    (``null``) are left out. Use it in place of ``stackoverflow``, which is large. Words need no
-    normalization.
+    ``kind``, ``title``, ``tags`` and ``text``. Rows are sentences for the objective ``next_word``,
+    without titles; for the others they are whole posts with their titles (raise
+    ``data.words.length``). Posts of unknown users (``null``) are left out. Use it in place of
+    ``stackoverflow``, which is large. Words need no normalization.
 
     Examples
     --------
@@ -61,18 +81,27 @@ def stackexchange(
         [model]
         name = "word_lstm"
     """
+    labels = label or ("tags" if target == "labels" else "site")
 
-    def post(line: Mapping[str, object], location: str) -> tuple[str, list[str]] | None:
+    def post(line: Mapping[str, object], location: str) -> Post | None:
         kind, user = field(line, "kind", location), line.get("user")
         if user is None or not is_wanted(str(kind), kinds):
             return None
-        owner = f"{field(line, 'source', location)}/{user}"
-        return (
-            f"{owner}/{kind}" if by_kind else owner,
-            sentences_in(field(line, "text", location), location),
-        )
+        site = str(field(line, "source", location))
+        owner = site if client == "site" else f"{site}/{user}"
+        owner = f"{owner}/{kind}" if by_kind else owner
+        text = field(line, "text", location)
+        if target not in {"class", "labels"}:
+            return Post(owner, sentences_in(text, location))
+        tags = TAG.findall(str(line.get("tags") or "")) if labels == "tags" else [site]
+        whole = [f"{line.get('title') or ''}\n{text}".strip()]
+        return Post(owner, whole, tuple(dict.fromkeys(tags)))
 
-    return _read("stackexchange", "stackexchange_posts.jsonl", root, test_fraction, post)
+    posts = _posts("stackexchange", "stackexchange_posts.jsonl", root, post)
+    if target in {"class", "labels"}:
+        most = most_labels if labels == "tags" else None
+        posts = _with_frequent_labels(posts, most, single=target == "class")
+    return _split("stackexchange", posts, test_fraction, labelled=target in {"class", "labels"})
 
 
 def shakespeare(*, test_fraction: float = 0.2, root: Path | None = None) -> SplitTexts:
@@ -105,28 +134,56 @@ def shakespeare(*, test_fraction: float = 0.2, root: Path | None = None) -> Spli
         name = "word_lstm"
     """
 
-    def role(line: Mapping[str, object], location: str) -> tuple[str, list[str]]:
+    def role(line: Mapping[str, object], location: str) -> Post:
         client = f"{field(line, 'play', location)}/{field(line, 'role', location)}"
-        return client, sentences_in(field(line, "speeches", location), location)
+        return Post(client, sentences_in(field(line, "speeches", location), location))
 
-    return _read("shakespeare", "shakespeare_by_role.jsonl", root, test_fraction, role)
+    posts = _posts("shakespeare", "shakespeare_by_role.jsonl", root, role)
+    return _split("shakespeare", posts, test_fraction, labelled=False)
 
 
-def _read(
+@dataclass(frozen=True)
+class Post:
+    """Texts of one client with the same labels."""
+
+    client: str
+    texts: Sequence[str]
+    labels: tuple[str, ...] = ()
+
+
+def _posts(
     name: str,
     file: str,
     root: Path | None,
-    test_fraction: float,
-    of_line: Callable[[Mapping[str, object], str], tuple[str, list[str]] | None],
-) -> SplitTexts:
-    """Return the texts in a file of JSON lines; ``of_line`` gives client and texts, or None."""
+    of_line: Callable[[Mapping[str, object], str], Post | None],
+) -> list[Post]:
+    """Return the posts in a file of JSON lines; ``of_line`` gives a post, or None."""
     base = data_root(root)
     if not (place := base / file).is_file():
         raise absent(name, file, base, ADVICE + file)
-    texts, owners = [], []
-    for location, line in json_lines(place):
-        if (owned_texts := of_line(line, location)) is not None:
-            client, parts = owned_texts
-            texts += parts
-            owners += [client] * len(parts)
-    return SplitTexts(name, *Texts(texts, owners).with_words().split(test_fraction))
+    read = (of_line(line, location) for location, line in json_lines(place))
+    return [post for post in read if post is not None]
+
+
+def _with_frequent_labels(posts: Sequence[Post], most: int | None, *, single: bool) -> list[Post]:
+    """Return the posts that have some of the most frequent labels, with these labels only.
+
+    ``most`` is the number of labels that are kept, or None for all. With ``single``, a post keeps
+    its most frequent label. Ties are in alphabetical order.
+    """
+    counts = Counter(label for post in posts for label in post.labels)
+    ranked = sorted(counts, key=lambda label: (-counts[label], label))[:most]
+    kept = []
+    for post in posts:
+        own = tuple(label for label in ranked if label in post.labels)
+        if own:
+            kept.append(replace(post, labels=own[:1] if single else own))
+    return kept
+
+
+def _split(name: str, posts: Sequence[Post], test_fraction: float, *, labelled: bool) -> SplitTexts:
+    """Return the training and the test texts of posts: the last ones of each client."""
+    texts = [text for post in posts for text in post.texts]
+    owners = [post.client for post in posts for _ in post.texts]
+    labels = [post.labels for post in posts for _ in post.texts] if labelled else None
+    return SplitTexts(name, *Texts(texts, owners, labels).with_words().split(test_fraction))

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
@@ -48,7 +50,7 @@ _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ]\d{1,2}:\d{2}.*)?", re.
 def table(
     *,
     path: str | Path,
-    label: str,
+    label: str | list[str],
     client: str | None = None,
     test: str | Path | None = None,
     test_fraction: float | None = None,
@@ -57,6 +59,8 @@ def table(
     annotations: list[str] | None = None,
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
+    target: Target = "class",
+    missing_labels: MissingLabels = "refuse",
 ) -> Dataset:
     """Read a table with a column of labels. The other columns are numbers or categories.
 
@@ -65,7 +69,8 @@ def table(
     path
         The file: .csv, .tsv or .parquet.
     label
-        The column of labels.
+        The column of labels. For the objectives ``regression`` and ``multilabel`` it holds numbers,
+        or 1 and 0, and may be a list of columns; ``classes`` are not read.
     client
         The column with the name of the client that owns a row.
     test
@@ -114,29 +119,34 @@ def table(
         age = "number"
         town = ["Bonn", "Ulm"]
     """
-    whole = load_table(existing(path))
-    mask = _test_rows(whole, label, test, test_fraction)
+    labels, masked = _label_columns(label, target), missing_labels == "mask"
+    whole = _labelled(load_table(existing(path)), labels, target, masked=masked)
+    mask = _test_rows(whole, labels, target, test, test_fraction)
     by_column = test is None or str(test) in whole.frame.columns
     train, held = whole.take(~mask), whole.take(mask)
     if not by_column:
-        held = load_table(existing(test or ""))
+        held = _labelled(load_table(existing(test or "")), labels, target, masked=masked)
     beside = annotations or []
-    aside = [label, *(name for name in (client, str(test) if test and by_column else None) if name)]
+    aside = [
+        *labels,
+        *(name for name in (client, str(test) if test and by_column else None) if name),
+    ]
     aside += beside
     expect(whole, [*aside, *(ignore or [])])
-    expect(held, [label])
+    expect(held, labels)
     used = _feature_columns(train, aside, ignore, columns)
-    numbered = is_number(whole, label)
+    numbered = is_number(whole, labels[0])
     _room(whole.name, len(train.frame) + len(held.frame), used)
     train_rows, test_rows = (
         LabelledRows(
             encode(part, used, missing=missing),
-            labels_in(part, label, numbered=numbered),
+            labels_of(part, labels, target, numbered=numbered),
             _clients(part, client),
         )
         for part in (train, held)
     )
-    data = dataset(train.name, train_rows, test_rows, classes=classes, missing=missing)
+    names = labels if target in NUMERIC else classes
+    data = dataset(train.name, train_rows, test_rows, classes=names, missing=missing, target=target)
     numbers = encode(train, [Column(name) for name in beside]).T
     return replace(with_columns(data, used), annotations=dict(zip(beside, numbers, strict=True)))
 
@@ -162,14 +172,43 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
     return rows, width
 
 
+def _label_columns(label: str | list[str], target: Target) -> list[str]:
+    """Return the columns of labels; only numbers and several labels may have more than one."""
+    columns = [label] if isinstance(label, str) else label
+    if not columns or (len(columns) > 1 and target not in NUMERIC):
+        raise DataError(
+            f"data.label = {columns}: a class is in one column; the objectives regression and "
+            "multilabel read several"
+        )
+    return columns
+
+
+def _labelled(
+    rows: TableFrame, labels: Sequence[str], target: Target, *, masked: bool
+) -> TableFrame:
+    """Return the rows with a label; all of them, unless labels may be missing (``masked``)."""
+    if not masked:
+        return rows
+    expect(rows, list(labels))
+    if target in NUMERIC:
+        empty = [is_missing(rows, name) for name in labels]
+    else:
+        empty = [np.array([not cell.strip() for cell in texts(rows, labels[0])])]
+    return rows.take(~np.all(empty, axis=0))
+
+
 def _test_rows(
-    whole: TableFrame, label: str, test: str | Path | None, test_fraction: float | None
+    whole: TableFrame,
+    labels: Sequence[str],
+    target: Target,
+    test: str | Path | None,
+    test_fraction: float | None,
 ) -> Values:
     """Return Booleans (rows,), true for a test row; all false if test rows have their own table."""
     if test is None:
-        expect(whole, [label])
-        labels = labels_in(whole, label, numbered=is_number(whole, label))
-        return held_out(labels, test_fraction)
+        expect(whole, list(labels))
+        numbered = is_number(whole, labels[0])
+        return held_out(labels_of(whole, labels, target, numbered=numbered), test_fraction)
     refuse_fraction(test_fraction, f"test = {str(test)!r} names the test rows")
     if str(test) in whole.frame.columns:
         cells = filled(whole, str(test), "test")
@@ -239,6 +278,16 @@ def _ways_out(table: TableFrame) -> str:
     if table.is_file:
         return "name it in ignore, or replace it with numbers"
     return "leave it out of the data frame, or replace it with numbers"
+
+
+def labels_of(
+    rows: TableFrame, columns: Sequence[str], target: Target, *, numbered: bool
+) -> Values:
+    """Return labels: texts (rows,) of one column, or numbers (rows, columns), NaN if missing."""
+    if target not in NUMERIC:
+        return labels_in(rows, columns[0], numbered=numbered)
+    missing: Missing = "mean"  # they are masked, not filled in; data.missing_labels decides
+    return np.stack([_finite(rows, name, missing).numpy() for name in columns], axis=1)
 
 
 def labels_in(rows: TableFrame, name: str, *, numbered: bool) -> Values:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fedgist.core.target import Target
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.labelled_rows import refuse_fraction
 from fedgist.data.sources.locations import existing
@@ -24,8 +25,10 @@ def text_file(
     test_file: str | None = None,
     text: str = "text",
     client: str | None = None,
-    sentences: bool = True,
+    label: str | None = None,
+    sentences: bool | None = None,
     test_fraction: float | None = None,
+    target: Target = "words",
 ) -> SplitTexts:
     """Read texts from a file of JSON lines (``.jsonl``) or a table (``.csv``, ``.parquet`` ...).
 
@@ -39,16 +42,18 @@ def text_file(
         The field or column with the text, or with a list of texts.
     client
         The field or column with the client. By default texts belong to no client.
+    label
+        The field or column with the class of a text, or with a list of its labels, for the
+        objectives ``text_classes`` and ``multilabel``.
     sentences
-        Whether each sentence of a text is a row of its own.
+        Whether each sentence of a text is a row of its own. The default is true without ``label``.
     test_fraction
         Fraction of each client's texts, the last ones, held out as test rows. Default 0.2. Not with
         ``test_file``.
 
     Notes
     -----
-    Words are changed to lower case, and punctuation marks are words. The objective is
-    ``next_word``. Words need no normalization.
+    Words are changed to lower case, and punctuation marks are words. Words need no normalization.
 
     Examples
     --------
@@ -69,10 +74,15 @@ def text_file(
         name = "word_lstm"
     """
     place = existing(file)
-    train = read_texts(place, text, client, sentences=sentences)
+    if label is not None and target not in {"class", "labels"}:
+        raise DataError(
+            f"data.label = {label!r}: objective next_word reads no labels; leave it out"
+        )
+    by_sentence = label is None if sentences is None else sentences
+    train = read_texts(place, text, client, label, sentences=by_sentence)
     if test_file is not None:
         refuse_fraction(test_fraction, "test_file has the test rows")
-        test = read_texts(existing(test_file), text, client, sentences=sentences)
+        test = read_texts(existing(test_file), text, client, label, sentences=by_sentence)
     else:
         train, test = train.with_words().split(test_fraction)
     return SplitTexts(place.name, train, test)
@@ -85,7 +95,7 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
     Otherwise each text is returned unchanged.
     """
     if place.suffix.lower() != ".txt":
-        read = read_texts(existing(place), text, None, sentences=sentences)
+        read = read_texts(existing(place), text, None, None, sentences=sentences)
         return list((read.with_words() if sentences else read).texts)
     try:
         lines = existing(place).read_text("utf-8").splitlines()
@@ -96,16 +106,28 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
     return list(Texts([s for line in lines for s in sentences_of(line)]).with_words().texts)
 
 
-def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -> Texts:
-    """Return the texts in a file with their clients."""
-    texts, owners = [], []
+def read_texts(
+    place: Path, text: str, client: str | None, label: str | None, *, sentences: bool
+) -> Texts:
+    """Return the texts in a file with their clients and labels."""
+    texts, owners, labels = [], [], []
     for location, line in _lines(place):
         written = field(line, text, location)
         parts = sentences_in(written, location) if sentences else _texts_in(written, location)
         texts += parts
         if client is not None:
             owners += [_name(field(line, client, location), location)] * len(parts)
-    return Texts(texts, None if client is None else owners)
+        if label is not None:
+            labels += [_labels_in(field(line, label, location), location)] * len(parts)
+    return Texts(texts, None if client is None else owners, None if label is None else labels)
+
+
+def _labels_in(written: object, location: str) -> tuple[str, ...]:
+    """Return the label of a text, or the labels of a list of them."""
+    labels = written if isinstance(written, list) else [written]
+    if any(isinstance(label, list | dict) or label is None for label in labels):
+        raise DataError(f"{location}: a label is a text or a number, not {written!r:.60}")
+    return tuple(dict.fromkeys(str(label) for label in labels))
 
 
 def sentences_in(written: object, location: str) -> list[str]:

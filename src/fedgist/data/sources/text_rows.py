@@ -1,4 +1,4 @@
-"""Texts with their clients, and the data set for next-word prediction made of them."""
+"""Texts with their clients and labels, and the data sets made of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from fedgist.core.batch import NO_WORD
 from fedgist.core.next_word import BEGIN, END, PADDING
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import checked_fraction, codes, in_order, last_of_each
 from fedgist.data.sources.locations import existing
+from fedgist.data.sources.text_labels import label_names, label_numbers
 from fedgist.data.vocabulary import (
     Tokenizer,
     Vocabulary,
@@ -63,16 +65,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts in order, and the client of each text if known."""
+    """Texts in order, and the client and the labels of each text if known."""
 
     texts: Sequence[str]
     clients: Sequence[str] | None = None
+    labels: Sequence[Sequence[str]] | None = None
 
     def with_words(self) -> Texts:
         """Return the texts with at least one word."""
-        kept = [i for i, text in enumerate(self.texts) if words_of(text)]
-        clients = None if self.clients is None else [self.clients[i] for i in kept]
-        return Texts([self.texts[i] for i in kept], clients)
+        return self.only([i for i, text in enumerate(self.texts) if words_of(text)])
+
+    def only(self, rows: Sequence[int]) -> Texts:
+        """Return the texts of these numbers."""
+        clients = None if self.clients is None else [self.clients[i] for i in rows]
+        labels = None if self.labels is None else [self.labels[i] for i in rows]
+        return Texts([self.texts[i] for i in rows], clients, labels)
 
     def split(self, fraction: float | None) -> tuple[Texts, Texts]:
         """Split off the last share of each client's texts, or of all texts without clients."""
@@ -82,9 +89,7 @@ class Texts:
         return self._where(held, wanted=False), self._where(held, wanted=True)
 
     def _where(self, held: Sequence[bool], *, wanted: bool) -> Texts:
-        kept = [i for i, is_held in enumerate(held) if is_held == wanted]
-        clients = None if self.clients is None else [self.clients[i] for i in kept]
-        return Texts([self.texts[i] for i in kept], clients)
+        return self.only([i for i, is_held in enumerate(held) if is_held == wanted])
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,10 @@ class SplitTexts:
     test: Texts
 
 
-def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
-    """Make a data set whose inputs are words and whose labels are the next words.
+def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words") -> Dataset:
+    """Make a data set whose inputs are words, and whose labels are the next words or the texts'.
 
-    Inputs start with a begin token, and labels end with an end token unless cut at ``length``.
+    Inputs start with a begin token. Next words end with an end token unless cut at ``length``.
     """
     reading.check()
     name, train, test = source.name, source.train.with_words(), source.test.with_words()
@@ -113,22 +118,22 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
         raise DataError(
             f"{name} has no word that the vocabulary knows, such as {vocabulary.words[-1]!r:.40}"
         )
-    x, y = _numbers(encoded, reading.length)
-    x_test, y_test = _numbers(vocabulary.encode(test.texts), reading.length)
+    numbered = (encoded, vocabulary.encode(test.texts))
+    (x, y), (x_test, y_test) = (_numbers(texts, reading.length) for texts in numbered)
+    names = vocabulary.words
+    if target != "words":
+        names = label_names(name, target, train.labels)
+        y, y_test = (label_numbers(name, target, part.labels, names) for part in (train, test))
     clients = _all_clients(train, test)
+    about = len(names), 1.0, (0.0,), (1.0,), names
     return Dataset(
         name,
-        x,
-        y,
-        x_test,
-        y_test,
-        len(vocabulary.words),
-        classes=vocabulary.words,
+        *(x, y, x_test, y_test, *about),
         clients=None if train.clients is None else _codes(train.clients, clients),
         clients_test=None if test.clients is None else _codes(test.clients, clients),
         client_names=clients,
         vocabulary=vocabulary,
-        target="words",
+        target=target,
         measured=reading.measured,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset
 
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.lazy_rows import Inputs, LazyRows, check_repeatable, held
 from fedgist.data.sources.file_sizes import fits, in_words
@@ -38,6 +39,7 @@ def lazy(
     targets_test: object = None,
     files: Sequence[str] | None = None,
     files_test: Sequence[str] | None = None,
+    target: Target = "class",
     name: str = "your data",
 ) -> Dataset:
     """Return map-style torch data sets as data whose rows are read when they are used.
@@ -55,6 +57,8 @@ def lazy(
     files, files_test
         All files behind the rows. Their names, sizes and times are compared when a run is resumed.
         If there is a file for each row, errors name it.
+    target
+        The form of the labels: :class:`fedgist.Dataset` describes them.
     name
         Name of the data, which begins error messages.
 
@@ -78,11 +82,14 @@ def lazy(
         x = LazyRows.of(reader)
         check_repeatable(x)
         parts += [x, labels_of(reader) if labels is None else labels]
-    return replace(split_in_memory(tuple(parts), None)[0], name=name)
+    return replace(split_in_memory(tuple(parts), None, target)[0], name=name)
 
 
 def user_rows(
-    data: object, test_fraction: float | None = None, read: Read = "auto"
+    data: object,
+    test_fraction: float | None = None,
+    read: Read = "auto",
+    target: Target = "class",
 ) -> tuple[Dataset, Values | None]:
     """Return a user's objects as a data set: arrays, a data set, or map-style data sets.
 
@@ -98,7 +105,7 @@ def user_rows(
     """
     if isinstance(data, list) and data and all(map(_split_of, data)):
         splits = [split for part in data if (split := _split_of(part)) is not None]
-        return _of_clients(splits, test_fraction, read), None
+        return _of_clients(splits, test_fraction, read, target), None
     split = _split_of(data)
     if split is None:
         if read == "lazy" and not (isinstance(data, Dataset) and data.lazy is not None):
@@ -106,7 +113,7 @@ def user_rows(
                 f"data.read = 'lazy' reads map-style torch data sets, and data is a "
                 f"{type(data).__name__}"
             )
-        return split_in_memory(data, test_fraction)
+        return split_in_memory(data, test_fraction, target)
     names = ("data",) if split[1] is None else ("data: train", "data: test")
     sets = [rows for rows in split if rows is not None]
     readers = [MapRows(rows, name, files_of(rows)) for rows, name in zip(sets, names, strict=True)]
@@ -114,7 +121,7 @@ def user_rows(
     parts: object = tuple(sets)
     if is_lazy:
         parts = tuple(part for reader in readers for part in _lazy_pair(reader))
-    data_set, held = split_in_memory(parts, test_fraction)
+    data_set, held = split_in_memory(parts, test_fraction, target)
     return replace(data_set, notes=(*data_set.notes, *note)), held
 
 
@@ -160,7 +167,9 @@ def _choice(readers: Sequence[MapRows], read: Read) -> tuple[bool, list[str]]:
     return False, [f"all rows are read into memory ({how}); data.read = 'lazy' does not do so"]
 
 
-def _of_clients(splits: Sequence[Split], fraction: float | None, read: Read) -> Dataset:
+def _of_clients(
+    splits: Sequence[Split], fraction: float | None, read: Read, target: Target
+) -> Dataset:
     """Return the rows of all clients, one split each, with the client of each row."""
     sets = [rows for split in splits for rows in split if rows is not None]
     torch_sets = cast("Sequence[torch.utils.data.Dataset[object]]", sets)
@@ -174,14 +183,15 @@ def _of_clients(splits: Sequence[Split], fraction: float | None, read: Read) -> 
         own = [rows + begin + i * len(own[0]) for i, rows in enumerate(own)]
         begin += sum(map(len, own))
         if len(own) == 1:
-            own = _with_test_rows(own[0], y, fraction)
+            own = _with_test_rows(own[0], y if target == "class" else None, fraction)
         elif fraction is not None:
             refuse_fraction(fraction, "a client has test rows")
         train.append(own[0])
         test.append(own[1])
     inputs = x if is_lazy else held(x, "data")
     parts = [part for rows in (train, test) for part in _picked(inputs, y, torch.cat(rows))]
-    data = split_in_memory(tuple(parts if sum(map(len, test)) else parts[:2]), None)[0]
+    whole_parts = tuple(parts if sum(map(len, test)) else parts[:2])
+    data = split_in_memory(whole_parts, None, target)[0]
     owner, owner_test = (
         torch.arange(len(rows)).repeat_interleave(torch.tensor([len(own) for own in rows]))
         for rows in (train, test)
@@ -191,15 +201,16 @@ def _of_clients(splits: Sequence[Split], fraction: float | None, read: Read) -> 
 
 
 def _with_test_rows(
-    rows: torch.Tensor, y: Sequence[object], fraction: float | None
+    rows: torch.Tensor, y: Sequence[object] | None, fraction: float | None
 ) -> list[torch.Tensor]:
-    """Return a client's training rows and test rows among its ``rows`` (rows,)."""
+    """Return a client's training rows and test rows among its ``rows`` (rows,).
+
+    ``y`` are the classes of all clients' rows, or None if rows have no class.
+    """
     if fraction is None:
         return [rows, rows[:0]]
-    labels = [y[row] for row in rows.tolist()]
-    whole = all(isinstance(label, int | str) for label in labels)
-    chosen = held_out(np.array([str(v) for v in labels] if whole else [0] * len(labels)), fraction)
-    mask = torch.from_numpy(chosen)
+    classes = np.array(["" if y is None else str(y[row]) for row in rows.tolist()])
+    mask = torch.from_numpy(held_out(classes, fraction))
     return [rows[~mask], rows[mask]]
 
 

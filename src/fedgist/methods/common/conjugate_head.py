@@ -39,7 +39,10 @@ NEWTON_STEPS = 20  # 9 suffice for a hundred classes, 12 for 5000, whatever the 
 
 @message(reduce="sum", name="fedgist.core.conjugate_head:Sums")
 class ClassSums:
-    """S, (classes, m + 1): class sums of features, class counts in the first column."""
+    """S, (classes, m + 1): class sums of features, class counts in the first column.
+
+    Of numbers and labels they are other statistics, with numbers of rows in the first column too.
+    """
 
     total: Tensor = field(metadata=COUNTS_FIRST)
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fedgist.core.batch import Batch
 from fedgist.core.message import message
 from fedgist.core.task import Task
 from fedgist.errors import MethodError
@@ -45,8 +46,21 @@ def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Ten
     ``y`` and ``mask`` are (batch,). Absent rows have weight 0. If ``values`` are features with the
     constant 1 put first, the first column of the sums is the number of rows of each class.
     """
-    members = F.one_hot(y, num_classes) * mask.unsqueeze(1)
-    return members.to(values.dtype).T @ values
+    of_class = F.one_hot(y, num_classes) * mask.unsqueeze(1)
+    return of_class.to(values.dtype).T @ values
+
+
+def members(batch: Batch, task: Task) -> Tensor:
+    """Return which features are of which class: (batch, classes), or (batch * pixels, classes).
+
+    Of several labels, a row is a member of each that it has. Absent rows and missing labels are
+    members of none.
+    """
+    if task.objective.target == "labels":
+        return (batch.y > 0) * batch.mask.unsqueeze(1)
+    counted = (batch.y >= 0) & batch.mask.view(-1, *(1 for _ in task.places))
+    of_class = F.one_hot(batch.y.clamp(min=0), task.num_classes) * counted.unsqueeze(-1)
+    return of_class.flatten(0, -2)
 
 
 def class_means(

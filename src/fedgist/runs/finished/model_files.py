@@ -71,6 +71,7 @@ def description(model: ClientModel) -> dict[str, Any]:
         "architecture": model.arch.name,
         "head": model.arch.head,
         "outputs": outputs(model),
+        "target": model.target,
         "classes": [] if model.arch.projects else list(data.names),
         "columns": {
             c.name: None if c.categories is None else list(c.categories) for c in data.columns
@@ -84,8 +85,13 @@ def description(model: ClientModel) -> dict[str, Any]:
 
 
 def outputs(model: ClientModel) -> str:
-    """Return the name of a program's output: ``logits``, or ``features`` of an encoder."""
-    return "features" if model.arch.projects else "logits"
+    """Return the name of a program's output: ``logits``, ``numbers``, or an encoder's ``features``.
+
+    Numbers are in their own unit.
+    """
+    if model.arch.projects:
+        return "features"
+    return "numbers" if model.target == "numbers" else "logits"
 
 
 def _as_texts(table: Mapping[str, Any]) -> dict[str, str]:
@@ -130,6 +136,7 @@ def _traced(model: ClientModel) -> ExportedProgram:
 
     What else the server sent, such as other clients' observations, stays out of the file.
     """
+    model = model.in_own_units()
     program = _trace(model)
     names = program.graph_signature.inputs_to_buffers
     unused = {

@@ -40,6 +40,7 @@ class ClientModel(nn.Module):
     ) -> None:
         super().__init__()
         self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data
+        self.in_units = False
         self.kinds = {"own": type(own), "down": type(down)}
         arrays = {f"params/{k}": v for k, v in net.params.items()} | {
             f"buffers/{k}": v for k, v in net.buffers.items()
@@ -75,9 +76,18 @@ class ClientModel(nn.Module):
             x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
         if self.arch.projects:
             return net.features(x)
-        if self.method is None:
-            return net(x)
-        return self.method.predict(net, own, down, x, self.ctx)
+        method = self.method
+        out = method.predict(net, own, down, x, self.ctx) if method else net(x)
+        return self.ctx.task.objective.answers(out) if self.in_units else out
+
+    def in_own_units(self) -> ClientModel:
+        """Return the same model with numbers in their own unit as outputs, if it predicts numbers.
+
+        Logits of classes and labels stay logits.
+        """
+        other = copy.copy(self)
+        other.in_units = self.target == "numbers"
+        return other
 
     def without(self, slots: Collection[str]) -> ClientModel:
         """Return the same model in which these arrays, which predictions do not use, are empty."""
