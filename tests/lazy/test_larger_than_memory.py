@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import call
+
 ROOT = Path(__file__).parents[2]
 COUNT, SIDE = 360, 512  # float32 rows of 377 MB together
 ALLOWED = 220 << 20  # bytes that a process may take beyond what it has when fedgist is loaded
@@ -101,15 +103,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_limited(place: Path, action: str) -> subprocess.CompletedProcess[str]:
     code = LIMITED.format(action=action, allowed=ALLOWED)
     paths = f"{place}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=place,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, "-c", code]
+    return call(words, place, code=None, PYTHONPATH=paths, OMP_NUM_THREADS="1")
 
 
 def recipe(place: Path, read: str, readers: int = 0) -> Path:
