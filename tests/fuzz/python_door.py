@@ -138,7 +138,8 @@ class Squares:
     metrics: Any = (lambda outputs, y: float(outputs.sum()),)
 
     def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return ((outputs - batch.y).square().sum(-1) * batch.mask).mean()
+        mean: torch.Tensor = ((outputs - batch.y).square().sum(-1) * batch.mask).mean()
+        return mean
 
 
 def some_objective(random: Random) -> Any:

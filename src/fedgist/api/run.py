@@ -39,7 +39,7 @@ from fedgist.runs.round import Observer
 def run(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     *,
-    data: Dataset | tuple[object, ...] | torch.utils.data.Dataset[Any] | None = None,
+    data: Dataset | Sequence[object] | torch.utils.data.Dataset[Any] | None = None,
     clients: Iterable[object] | Mapping[str, object] | None = None,
     clients_test: Iterable[object] | Mapping[str, object] | None = None,
     model: nn.Module
@@ -69,10 +69,12 @@ def run(
         A file, a mapping with the same keys, or None for the defaults (FedLog on digits).
     data
         Replaces the recipe's data: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
-        set of ``(x, y)`` pairs or two of them (train, test), or a
-        :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
+        set of ``(x, y)`` pairs or two of them (train, test), a list of these with a client each, or
+        a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
         whose columns are encoded like those of a table. ``y`` (rows,) holds whole numbers from 0
-        on, or names of classes.
+        on, or names of classes. Map-style data sets that are too large for memory or have random
+        transforms are read when they are used (the recipe's ``data.read``, and
+        :func:`fedgist.lazy`).
         The recipe's ``data.test_fraction`` holds out test rows of ``(x, y)``.
     clients, clients_test
         Replace the recipe's partition: each client's training rows and test rows, as row numbers or
