@@ -124,10 +124,10 @@ class Files(Dataset[Any]):
 
 
 def best_threads(folder: Path, workers: int) -> Callable[[], float]:
-    """Return the bare loop with one thread or all of them, whichever does a second pass faster."""
+    """Return the bare loop with one thread or all of them, whichever does a pass faster."""
     counts = sorted({1, torch.get_num_threads()})
     loops = [bare_passes(folder, workers, threads) for threads in counts]
-    seconds = [min(loop() for _ in range(2)) for loop in loops]
+    seconds = [loop() for loop in loops]
     return loops[seconds.index(min(seconds))]
 
 

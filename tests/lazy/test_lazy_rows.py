@@ -115,6 +115,10 @@ def test_a_batch_is_divided_evenly(count: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+def numbers_of_numpy() -> list[int]:
+    return list(np.random.get_state(legacy=False)["state"]["key"])
+
+
 def test_generators_are_restored_after_reads() -> None:
     x = LazyRows.of(Counting(ROWS, draws=True))
     before = (
@@ -125,7 +129,7 @@ def test_generators_are_restored_after_reads() -> None:
     seeds = torch.tensor([1, 2])
     first = x.read(torch.tensor([0, 0]), seeds)
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before[1]
+    assert numbers_of_numpy() == before[1]
     assert python_random.getstate() == before[2]
     assert not torch.equal(first[0], first[1])
     assert torch.equal(x.read(torch.tensor([0, 0]), seeds), first)
