@@ -83,6 +83,18 @@ SUBJECTS = {
     name: MethodUnderTest(method, {"architectures": DROPPED})
     for name, method in WITH_DROPOUT.items()
 }
+# heads of numbers and of labels, and prototypes of labels
+OF_TASKS = {
+    "fedlog, numbers": (FedLog(head_start="exchange"), "regression"),
+    "fedlog, numbers, newest": (FedLog(memory="newest", wire="float64"), "regression"),
+    "fedlog, labels": (FedLog(), "multilabel"),
+    "fedproto, labels": (FedProto(inference="logits"), "multilabel"),
+    "feddbe, numbers": (FedDBE(), "regression"),
+}
+SUBJECTS |= {
+    name: MethodUnderTest(method, {"objective": {"name": objective}})
+    for name, (method, objective) in OF_TASKS.items()
+}
 SUBJECTS["digest, batch norm and dropout"] = MethodUnderTest(Digest(), {"architectures": NORMED})
 
 
@@ -104,6 +116,8 @@ MECHANISMS = {
     "noise of a client's own on rows that it sends": "repshare, every option",
     "encoders, and messages that are quantized": "flesd, quantized",
     "an average within each architecture beside sums over all": "feddbe, dropout",
+    "statistics of numbers": "fedlog, numbers",
+    "sums of several labels": "fedlog, labels",
     "rows of another batch through batch norm and dropout": "digest, batch norm and dropout",
 }
 

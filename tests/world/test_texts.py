@@ -278,7 +278,7 @@ def test_each_client_keeps_a_text_when_rows_are_held_out() -> None:
         ({"objective": {"name": "classes"}}, "objective.name = 'classes': counting has texts"),
         ({"method": {"name": "fedlog"}}, "FedLog needs one class for each row"),
         ({"method": {"name": "repshare"}}, "needs one class for each row"),
-        ({"partition": {"name": "dirichlet"}}, "partition.name = 'dirichlet' needs one class"),
+        ({"partition": {"name": "dirichlet"}}, "partition.name = 'dirichlet' .* needs one class"),
         ({"train": {"class_weights": "balanced"}}, "class_weights = 'balanced' needs one class"),
         ({"data": {"normalize": "client"}}, "data.normalize = 'client' needs numbers"),
         ({"data": {"augment": ["flip"]}}, "data.augment needs images"),

@@ -43,16 +43,17 @@ def predict(
     Classes of pixels are written to a .npz file.
     """
     federation, world = _predicting(folder, data_root)
-    model, target = trained_model(federation, world, client), world.data.target
+    model = trained_model(federation, world, client)
+    target, names = model.target, model.output_names
     _check_file(target, out)
     examples = _examples(data, world)
     answers = model.answers(examples)
     if target == "pixels":
         assert out is not None  # it was checked
-        _write_pixels(out, answers.argmax(-1), world.data.names)
+        _write_pixels(out, answers.argmax(-1), names)
     else:
         files = None if world.data.text else image_names(data)
-        _write(prediction_lines(target, answers, world.data.names, files), out)
+        _write(prediction_lines(target, answers, names, files), out)
     if target != "words":
         _say_score(data, world, model, examples)
 

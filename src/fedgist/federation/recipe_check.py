@@ -12,6 +12,8 @@ from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import Setup
 
 OWN_ROWS = "the server of a federation has no rows"
+NO_TEXTS = "texts are not supported yet"
+OF_TEXTS = ("text_classes", "next_word")  # objectives
 AT_SITES = "each site names its own data in its site.toml"
 
 
@@ -46,6 +48,12 @@ def check_setup(setup: Setup) -> None:
         raise RecipeError(
             f"method {setup.method_name} merges all clients' rows, which sites keep to themselves"
         )
+    given = setup.objective.options
+    if setup.objective.name == "regression" and not (given.get("mean") and given.get("std")):
+        raise RecipeError(
+            "objective.mean and objective.std are missing: the numbers to predict are never "
+            "together in a federation"
+        )
     _check_privacy(setup)
 
 
@@ -60,7 +68,8 @@ def _of_data(setup: Setup) -> dict[str, tuple[bool, str]]:
     problems = {
         "data.train_rows": (data.train_rows is not None, "a site uses all rows that it names"),
         f"data.held_out = {data.held_out}": (bool(data.held_out), OWN_ROWS),
-        "data.words": (data.words is not None, "texts are not supported yet"),
+        "data.words": (data.words is not None, NO_TEXTS),
+        f"objective.name = {setup.objective.name!r}": (setup.objective.name in OF_TEXTS, NO_TEXTS),
     }
     if public is not None:
         rows = "public rows come from a named source: state data.public.name"

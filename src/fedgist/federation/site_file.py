@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -71,6 +71,8 @@ class SiteTable(BaseModel):
     name: str = "data"
     """Name of these data, under which their privacy budget is kept."""
     data: SiteData
+    target: Literal["class", "numbers", "labels", "pixels"] = "class"
+    """What the labels are, if a check has no recipe whose objective says it."""
     model: ModelSection | None = None
     """The site's private model, if the recipe states ``facts.feature_width``."""
     public: dict[str, object] = {}

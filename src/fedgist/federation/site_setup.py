@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedgist.core import random
 from fedgist.core.message import Form, payload_bytes
@@ -156,44 +157,67 @@ def _downloads(
 
 
 def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...]]:
-    """Return the data without rows of classes that the site's policy holds back.
+    """Return the data without rows of classes or labels that the site's policy holds back.
 
     These rows are used for nothing, so nothing about them can be in any message or score.
     """
-    policy = site.policy
-    counts = data.y.bincount(minlength=data.num_classes)
+    policy, file = site.policy, site.file
+    if data.target not in {"class", "labels"}:
+        return _whole(data, site), ()
     if strange := [name for name in policy.never_released if name not in data.names]:
-        raise SiteError(f"{site.file}: policy.never_released names no class: {strange[0]!r}")
+        raise SiteError(f"{file}: policy.never_released names no class: {strange[0]!r}")
+    counts = _members(data, data.y).sum(0)
     never = torch.tensor([name in policy.never_released for name in data.names])
     few = (counts < policy.least_rows) & (counts > 0) & ~never
     held_back = never | (counts < policy.least_rows)
-    sentences = [
+    reasons = (
+        (never & (counts > 0), "because policy.never_released names it"),
+        (few, f"because it has fewer than policy.least_rows = {policy.least_rows} rows"),
+    )
+    sentences = tuple(
         f"class {name}: its rows are not used, {reason}"
-        for mask, reason in (
-            (never & (counts > 0), "because policy.never_released names it"),
-            (few, f"because it has fewer than policy.least_rows = {policy.least_rows} rows"),
-        )
+        for mask, reason in reasons
         for name, applies in zip(data.names, mask.tolist(), strict=True)
         if applies
-    ]
-    if not any(bool(held_back[y].any()) for y in (data.y, data.y_test)):
+    )
+    kept, kept_test = (~(_members(data, y) & held_back).any(1) for y in (data.y, data.y_test))
+    if bool(kept.all() and kept_test.all()):
         return data, ()
-    kept, kept_test = (~held_back[y] for y in (data.y, data.y_test))
     if not bool(kept.any()):
-        raise SiteError(f"{site.file}: policy leaves no training rows: {'; '.join(sentences)}")
+        raise SiteError(f"{file}: policy leaves no training rows: {'; '.join(sentences)}")
     some = data.only(kept.nonzero().squeeze(1))
     some = replace(some, y_test=data.y_test[kept_test])
-    return some.with_inputs(some.inputs, data.inputs_test[kept_test]), tuple(sentences)
+    return some.with_inputs(some.inputs, data.inputs_test[kept_test]), sentences
+
+
+def _members(data: Dataset, y: Tensor) -> Tensor:
+    """Return which rows have which class or label: Booleans (rows, classes)."""
+    return one_hot(y, data.num_classes) > 0 if data.target == "class" else y > 0
+
+
+def _whole(data: Dataset, site: SiteFile) -> Dataset:
+    """Return data whose rows have no classes, if the site's policy allows it."""
+    policy = site.policy
+    if policy.never_released:
+        raise SiteError(
+            f"{site.file}: policy.never_released names classes, and rows of {data.name} have none"
+        )
+    if len(data.y) < policy.least_rows:
+        raise SiteError(
+            f"{site.file}: {data.name} has {len(data.y)} training rows, fewer than "
+            f"policy.least_rows = {policy.least_rows}"
+        )
+    return data
 
 
 def plain_data(site: SiteFile) -> Dataset:
     """Return the site's rows as their source reads them, without any recipe."""
     section = Data.model_validate({"name": site.table.data.name, **site.data_options})
+    target, root = site.table.target, site.data_root
     with modules_from(site.code_folder):
         source = data_source(section.name)
-    return load_data(
-        section.name, root=site.data_root, read=section.read, source=source, **section.options
-    )
+    options, read = section.options, section.read
+    return load_data(section.name, root=root, target=target, read=read, source=source, **options)
 
 
 def sites_named(recipe: Recipe, name: str) -> tuple[str, ...]:

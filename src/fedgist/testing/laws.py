@@ -6,9 +6,11 @@ and every stage. :func:`check_laws` tries them all on a method object.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import safetensors.torch
 import torch
@@ -25,6 +27,7 @@ from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
 from fedgist.engines.server_check import sums_of
 from fedgist.errors import FedgistError, MethodError, TooFewRepliesError, first_line, one_of
+from fedgist.runs.columns import over_clients
 from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.small_worlds import (
     federation,
@@ -39,6 +42,7 @@ from fedgist.testing.wire_laws import WIRE_LAWS
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
+Objectives = Literal["classes", "regression", "multilabel"]
 Arrays = Mapping[str, Tensor]
 CLOSE = 1e-5  # tolerance for results whose numbers are added in another order
 
@@ -55,7 +59,9 @@ class Law:
     try_on: Callable[[MethodUnderTest], None]
 
 
-def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
+def check_laws(
+    method: Method, only: Sequence[str] = (), objective: Objectives = "classes"
+) -> list[str]:
     """Try the laws on a method; return the names of those that were tried.
 
     Parameters
@@ -64,6 +70,8 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
         A method object, with the hyper-parameters to be tried.
     only
         Numbers of laws (``"1"``, ``"12"``): by default all.
+    objective
+        The task of the laws' world: ``classes``, ``regression`` or ``multilabel``.
 
     Raises
     ------
@@ -75,7 +83,8 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
     numbers = [law.name.split()[0] for law in LAWS]
     for number in only:
         one_of(number, numbers, "law")
-    subject = MethodUnderTest(method)
+    one_of(objective, ("classes", "regression", "multilabel"), "objective of the laws")
+    subject = MethodUnderTest(method, {"objective": {"name": objective}})
     try_law(Law("0 every function keeps to the vocabulary", keeps_to_the_vocabulary), subject)
     chosen = [law for law, number in zip(LAWS, numbers, strict=True) if not only or number in only]
     for law in chosen:
@@ -141,12 +150,14 @@ def equal(a: Arrays, b: Arrays) -> bool:
 def stacking_changes_nothing(subject: MethodUnderTest) -> None:
     """Compare unstacked clients with stacked clients."""
     alone = subject.alone
-    column = "eval/client/accuracy_mean"
+    metric = subject.world().server.task.objective.metrics[0]
+    column = over_clients("client", metric.name)
     in_fives = trace(subject.world(), Plan(5))
     for size, together in ((2, subject.in_pairs.until(3)), (5, in_fives)):
         assert close(alone.state, together.state), f"stacks of {size} give another state"
         expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
-        assert expected == seen, f"stacks of {size} give accuracies {seen}, not {expected}"
+        alike = all(math.isclose(a, b, rel_tol=CLOSE) for a, b in zip(expected, seen, strict=True))
+        assert alike, f"stacks of {size} give {metric.name} {seen}, not {expected}"
 
 
 class _Reversed:

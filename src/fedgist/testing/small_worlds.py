@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.method import Method
+from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
@@ -27,7 +28,7 @@ from fedgist.runs.round import Federation, start_server
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
 
-CLASSES = 3
+CLASSES, OUTPUTS = 3, 2
 FEATURES = 6
 #: The number of rows of each client: one has a single row, and none has every class.
 SIZES = (11, 1, 7, 4, 9)
@@ -48,6 +49,23 @@ def blobs(seed: int = 0, features: int = FEATURES, classes: int = CLASSES) -> Da
     return Dataset("blobs", x, y, x_test, y_test, classes, mean=mean, std=std)
 
 
+def of_task(data: Dataset, objective: str) -> Dataset:
+    """Return the same rows with the labels of an objective: classes, numbers or several labels."""
+    if objective not in {"regression", "multilabel"}:
+        return data
+    ys = [_outputs(y, data.num_classes) for y in (data.y, data.y_test)]
+    if objective == "multilabel":
+        ys = [(y > 0).float() for y in ys]
+    target: Target = "numbers" if objective == "regression" else "labels"
+    return replace(data, y=ys[0], y_test=ys[1], num_classes=OUTPUTS, target=target)
+
+
+def _outputs(y: Tensor, classes: int) -> Tensor:
+    """Return two numbers for each row, (rows, 2), which depend on its class and its place."""
+    place = torch.arange(len(y)) / max(len(y), 1)
+    return torch.stack([y - classes / 2 + place, classes / 3 - y + 2 * place], 1)
+
+
 def rows() -> list[Tensor]:
     """Return the row numbers of each client, (rows,), which are contiguous."""
     return list(torch.split(torch.arange(sum(SIZES)), list(SIZES)))
@@ -58,12 +76,16 @@ def public_rows() -> Tensor:
     return torch.cat([blobs(seed).x for seed in range(1, 6)])
 
 
+TRAIN = {"num_rounds": 3, "local_epochs": 2, "batch_size": 4, "lr": 0.05, "optimizer": "sgd"}
+
+
 def world(
     method: str | Method = "fedavg", *, given: Mapping[str, Any] | None = None, **sections: Any
 ) -> World:
     """Return a world of five uneven clients; ``sections`` change the recipe.
 
-    ``method`` is an object, or a name with its hyper-parameters in the section ``options``.
+    ``method`` is an object, or a name with its hyper-parameters in the section ``options``. With
+    the objective ``regression`` or ``multilabel``, rows have such labels.
     """
     options = sections.pop("options", {})
     raw: dict[str, Any] = {
@@ -71,13 +93,7 @@ def world(
             "num_clients": len(SIZES),
             "architectures": sections.pop("architectures", {}),
         },
-        "train": {
-            "num_rounds": 3,
-            "local_epochs": 2,
-            "batch_size": 4,
-            "lr": 0.05,
-            "optimizer": "sgd",
-        },
+        "train": TRAIN,
         "engine": {"workers": 1, "checkpoint_every": 1},
     }
     if not raw["clients"]["architectures"]:
@@ -91,7 +107,10 @@ def world(
         objects["method"] = method
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values} if isinstance(values, dict) else values
-    made = world_of(make(raw), Overrides(**(objects | dict(given or {}))))
+    objects |= dict(given or {})
+    recipe = make(raw)
+    objects["data"] = of_task(objects["data"], recipe.objective.name)
+    made = world_of(recipe, Overrides(**objects))
     check_evaluation(made.server)
     return made
 

@@ -48,7 +48,7 @@ def spoiled(message: Tree, how: str) -> Any:
         if how == "oversized":
             return torch.cat([leaf.flatten()] * 1000)
         if how == "wrong type":
-            return leaf.to(torch.float64)
+            return leaf.to(torch.float32 if leaf.dtype == torch.float64 else torch.float64)
         return torch.full_like(leaf, float(how)) if leaf.is_floating_point() else leaf
 
     return map_leaves(change, message)

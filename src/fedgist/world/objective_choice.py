@@ -129,8 +129,10 @@ def _made_up(objective: Objective, data: DataFacts) -> tuple[Tensor, Tensor]:
 def _of_classes(setup: Setup) -> dict[str, bool]:
     """Return the settings that need one class per row, and whether they are set."""
     sets = setup.evaluate.sets.items()
+    divides = setup.facts is None and setup.given.clients is None  # else clients have their rows
+    partition, others = setup.partition.name, "'iid', 'size' and 'natural' do not"
     return {
-        f"partition.name = {setup.partition.name!r}": setup.partition.name in BY_CLASS,
+        f"partition.name = {partition!r} ({others})": divides and partition in BY_CLASS,
         "train.class_weights = 'balanced'": setup.train.class_weights == "balanced",
         "evaluate.save_features": bool(setup.evaluate.save_features),
         f"evaluate.probe = {setup.evaluate.probe!r}": setup.evaluate.probe != "none",
