@@ -213,16 +213,11 @@ def _whole(data: Dataset, site: SiteFile) -> Dataset:
 def plain_data(site: SiteFile) -> Dataset:
     """Return the site's rows as their source reads them, without any recipe."""
     section = Data.model_validate({"name": site.table.data.name, **site.data_options})
+    target, root = site.table.target, site.data_root
     with modules_from(site.code_folder):
         source = data_source(section.name)
-    return load_data(
-        section.name,
-        root=site.data_root,
-        target=site.table.target,
-        read=section.read,
-        source=source,
-        **section.options,
-    )
+    options, read = section.options, section.read
+    return load_data(section.name, root=root, target=target, read=read, source=source, **options)
 
 
 def sites_named(recipe: Recipe, name: str) -> tuple[str, ...]:
