@@ -209,7 +209,7 @@ def test_rows_that_are_read_when_they_are_used_equal_those_in_memory() -> None:
 def test_a_colour_image_among_grey_ones_is_named_when_it_is_read(hub: dict[str, Any]) -> None:
     few = [Image.fromarray(PIXELS[0])] * 200
     few[101] = few[101].convert("RGB")
-    columns = {"image": few, "label": [0, 1] * 100}
+    columns: dict[str, list[Any]] = {"image": few, "label": [0, 1] * 100}
     hub["many"] = Split(columns, {"image": SimpleNamespace(), "label": KINDS})
     data = load_data("huggingface", path="many", image="image", read="lazy", test_fraction=0.0)
     assert isinstance(data.inputs, LazyRows)

@@ -55,6 +55,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     rounds: int | None = None,
+    full_digest: bool = False,
     data_root: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Line], object] | None = None,
@@ -107,6 +108,9 @@ def run(
     rounds
         A larger number of rounds for a resumed run. It is refused if the longer run would have had
         different earlier rounds.
+    full_digest
+        Whether a resumed run compares every byte of rows that are read when they are used, and not
+        the names, sizes and times of their files.
     data_root
         Folder of downloaded data sets.
     progress
@@ -157,7 +161,7 @@ def run(
     full_recipe = apply_overrides(full_recipe, given, stated)
     notes = _notes(full_recipe, given, folder)
     with watching(progress, callback, observer, notes, chosen, folder) as watcher:
-        how = {"resume": resume, "overwrite": overwrite}
+        how = {"resume": resume, "overwrite": overwrite, "full_digest": full_digest}
         done = runner.run(full_recipe, given, watcher, folder=folder, rounds=rounds, **how)
     return Result(**vars(done))
 
