@@ -50,6 +50,8 @@ from workloads import (
     fedgist_rounds,
 )
 
+from lazy import LAZY_PEAK, RATIO, lazy
+
 TURN_S = 1 / 3
 TARGETS = {
     "W1.ratio": 2.2,
@@ -58,6 +60,7 @@ TARGETS = {
     DISTILLING: 1.0,
     WHOLE: 1.0,
     LEARNING: 1.0,
+    RATIO: 0.9,
 }
 LIMITS = {
     "W1.wire_ratio": 1.3,
@@ -77,6 +80,7 @@ LIMITS = {
     ROUND: 1.3,
     MEMORY: 100.0,
     PEAK: 2147.0,  # two GiB
+    LAZY_PEAK: 2147.0,  # two GiB
     **NETWORK_LIMITS,
 }
 
@@ -346,6 +350,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "relay": relay,
     "pools": pools,
     "encoders": encoders,
+    "lazy": lazy,
     "federation": federation,
 }
 

@@ -88,11 +88,20 @@ class Kits:
         provision.provision(folder / "federation.toml", folder / "kits")
         return Kits(folder / "kits", port)
 
-    def serve(self, raw: dict[str, Any], folder: Path, names: Iterable[str] = NAMES) -> None:
-        """Run a recipe's federation to its end, with sites whose rows are in the folder."""
+    def serve(
+        self,
+        raw: dict[str, Any],
+        folder: Path,
+        names: Iterable[str] = NAMES,
+        source: str = 'name = "npz"\npath = "{name}.npz"',
+    ) -> None:
+        """Run a recipe's federation to its end, with sites whose rows are in the folder.
+
+        ``source`` is the section ``[data]`` of a site's file.
+        """
         connections = []
         for name in names:
-            text = f'state = "{name}"\n[data]\nname = "npz"\npath = "{name}.npz"\n'
+            text = f'state = "{name}"\n[data]\n{source.format(name=name)}\n'
             (folder / f"{name}.toml").write_text(text + '[public]\npath = "public.npz"\n')
             agent = OneAtATime(SiteAgent(read_site_file(folder / f"{name}.toml")))
             connections.append(Connection(read_kit(self.folder / "sites" / name), agent))

@@ -117,3 +117,23 @@ def recipe_of(objective: str, **sections: Any) -> dict[str, Any]:
         "seed": 1,
     }
     return found | sections
+
+
+#: What a federation states of each objective.
+STATED: dict[str, dict[str, Any]] = {
+    "regression": {
+        "objective": {"name": "regression", "mean": [5.0, 50.0, 500.0], "std": [2.0, 20.0, 200.0]}
+    },
+    "multilabel": {"objective": {"name": "multilabel"}},
+    "segmentation": {"objective": {"name": "segmentation"}},
+}
+
+
+def federated(objective: str, method: dict[str, Any], data: Dataset) -> dict[str, Any]:
+    """Return a recipe of a federation whose three sites have the clients' rows."""
+    found = recipe_of(objective, method=method) | STATED[objective]
+    del found["partition"], found["engine"]
+    found["data"] = {"classes": list(data.classes), "normalize": "none"}
+    found["federation"] = {"least_sites": 3, "least_replies": 3}
+    found["facts"] = {"input_shape": list(data.input_shape)}
+    return found

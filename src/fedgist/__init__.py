@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedgist.core.method import Method
     from fedgist.core.own_metric import metric
     from fedgist.data.dataset import Dataset
+    from fedgist.data.sources.user_rows import lazy
     from fedgist.recipe.reading import Recipe
 
 __version__ = version("fedgist")
@@ -53,6 +54,7 @@ __all__ = [
     "Stopped",
     "TooFewRepliesError",
     "WorkerError",
+    "lazy",
     "metric",
     "run",
 ]
@@ -64,6 +66,7 @@ _WHEN_USED: Registry[Any] = Registry(
         "Dataset": "fedgist.data.dataset:Dataset",
         "Recipe": "fedgist.recipe.reading:Recipe",
         "Result": "fedgist.api.result:Result",
+        "lazy": "fedgist.data.sources.user_rows:lazy",
         "metric": "fedgist.core.own_metric:metric",
         "run": "fedgist.api.run:run",
     }

@@ -152,7 +152,9 @@ def noisy_gradients(cohort: Cohort, net: Net) -> Iterator[dict[str, Tensor]]:
     keys = random.fold(cohort.keys, "phase", "train-0")
     for number, rows in enumerate(local_training._batches(cohort, phase, keys, "train-0")):
         before = {name: value.clone() for name, value in learned.items()}
-        step(len(rows), rows, random.fold(keys, "step", number))
+        step_keys = random.fold(keys, "step", number)
+        batch = cohort.examples.batch(step.trimmed(rows), step_keys)
+        step(len(rows), batch, step_keys)
         yield {name: before[name] - value for name, value in learned.items()}
 
 

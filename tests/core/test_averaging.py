@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedgist.core.classes import Classes
 from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
 from fedgist.core.net import Net, split_head
-from fedgist.core.objective import Classes
 from fedgist.core.parts import Part
 from fedgist.core.random import key
 from fedgist.core.replies import Subtotal, gather

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.core import random
+from fedgist.core.classes import Classes
 from fedgist.core.message import message
 from fedgist.core.method import (
     ClientInfo,
@@ -24,7 +25,6 @@ from fedgist.core.method import (
     Task,
     Training,
 )
-from fedgist.core.objective import Classes
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.training import Optimizer
 from fedgist.errors import TooFewRepliesError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.class_metrics import ClassPredictions
+from fedgist.core.classes import Classes
 from fedgist.core.metrics import CLASS_METRICS, LOSS, METRICS, OBJECTIVES
-from fedgist.core.objective import Classes
 from fedgist.errors import InputError
 
 CLASSES = 4

@@ -123,6 +123,11 @@ def test_a_run_with_an_own_objective_is_recorded_resumed_and_read(tmp_path: Path
     assert line["eval/client/deviance_mean"] > 0
     assert line["eval/client/loss_mean"] > 0
     assert "test_own_objective:Distance" in (folder / "recipe.toml").read_text()
+    x = numbers().x_test
+    assert torch.equal(run.model(0).predict(x), run.model(0).answers(x))  # type: ignore[arg-type]
+    assert run.model(0).output_names == ("output_0", "output_1", "output_2")
+    with pytest.raises(ValueError, match="no probabilities"):
+        run.model(0).probabilities(x)
     more = fedgist.run(data=numbers(), objective=Distance(), out=folder, resume=True, rounds=2)
     assert [entry["round"] for entry in more.rounds] == [1, 2]
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from fedgist.data.lazy_rows import LazyRows
 from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
@@ -34,8 +36,10 @@ class Split:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def __getitem__(self, name: str) -> list[Any]:
-        return self.columns[name]
+    def __getitem__(self, key: str | int) -> Any:
+        if isinstance(key, int):
+            return {name: values[key] for name, values in self.columns.items()}
+        return self.columns[key]
 
 
 def split(rows: int, **columns: list[Any]) -> Split:
@@ -187,3 +191,38 @@ def test_the_library_itself(tmp_path: Path) -> None:
     data = load_data("huggingface", path=tmp_path / "saved", image="image", test_fraction=0)
     assert np.array_equal(data.x[:, 0].numpy(), PIXELS)
     assert (data.classes, data.y.tolist()) == (("well", "ill"), [1, 0, 1, 0, 1, 1])
+
+
+@pytest.mark.usefixtures("hub")
+def test_rows_that_are_read_when_they_are_used_equal_those_in_memory() -> None:
+    for columns in ({"image": "image"}, {"features": ["v", "w"]}):
+        options: dict[str, Any] = {"path": "two", "label": "label", **columns}
+        once = load_data("huggingface", read="once", **options)
+        lazy = load_data("huggingface", read="lazy", **options)
+        assert isinstance(lazy.inputs, LazyRows)
+        assert torch.equal(lazy.inputs.read(torch.arange(6)), once.x)
+        assert isinstance(lazy.inputs_test, LazyRows)
+        assert torch.equal(lazy.inputs_test.read(torch.arange(2)), once.x_test)
+        assert torch.equal(lazy.y, once.y)
+
+
+def test_a_colour_image_among_grey_ones_is_named_when_it_is_read(hub: dict[str, Any]) -> None:
+    few = [Image.fromarray(PIXELS[0])] * 200
+    few[101] = few[101].convert("RGB")
+    columns: dict[str, list[Any]] = {"image": few, "label": [0, 1] * 100}
+    hub["many"] = Split(columns, {"image": SimpleNamespace(), "label": KINDS})
+    data = load_data("huggingface", path="many", image="image", read="lazy", test_fraction=0.0)
+    assert isinstance(data.inputs, LazyRows)
+    with pytest.raises(DataError, match=r"row 101 .*has colours"):
+        data.inputs.read(torch.tensor([101]))
+
+
+@pytest.mark.usefixtures("hub")
+def test_columns_of_numbers_are_predicted() -> None:
+    options: dict[str, Any] = {"path": "two", "label": ["v", "w"], "features": ["v"]}
+    with pytest.raises(DataError, match="a class is in one column"):
+        load_data("huggingface", **options)
+    data = load_data("huggingface", target="numbers", path="two", label="v", features=["w"])
+    assert data.target == "numbers"
+    assert data.y[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert data.classes == ("v",)

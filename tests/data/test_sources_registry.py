@@ -36,6 +36,8 @@ def test_names() -> None:
         "stackexchange",
         "shakespeare",
         "npz",
+        "npy",
+        "parquet",
         "folder",
         "table",
         "text_file",

@@ -19,16 +19,9 @@ from fedgist.recipe.resolve import resolve
 from fedgist.runs.record import read_lines
 from real_federation import compare
 from sites_in_threads import Kits
-from small_tasks import TASKS, labels, numbers, recipe_of
+from small_tasks import TASKS, federated, labels, numbers
 from three_sites import NAMES, parsed
 
-STATED: dict[str, dict[str, Any]] = {
-    "regression": {
-        "objective": {"name": "regression", "mean": [5.0, 50.0, 500.0], "std": [2.0, 20.0, 200.0]}
-    },
-    "multilabel": {"objective": {"name": "multilabel"}},
-    "segmentation": {"objective": {"name": "segmentation"}},
-}
 CASES = [
     ("regression", {"name": "fedlog"}),
     ("multilabel", {"name": "fedlog"}),
@@ -54,15 +47,6 @@ def write(folder: Path, data: Dataset) -> None:
             x_test=data.x_test[test].numpy(),
             y_test=data.y_test[test].numpy(),
         )
-
-
-def federated(objective: str, method: dict[str, Any], data: Dataset) -> dict[str, Any]:
-    found = recipe_of(objective, method=method) | STATED[objective]
-    del found["partition"], found["engine"]
-    found["data"] = {"classes": list(data.classes), "normalize": "none"}
-    found["federation"] = {"least_sites": len(NAMES), "least_replies": len(NAMES)}
-    found["facts"] = {"input_shape": list(data.input_shape)}
-    return found
 
 
 @pytest.mark.slow

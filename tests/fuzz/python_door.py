@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import fedgist
+from fedgist.core.metrics import OBJECTIVES
 from fedgist.methods import METHODS
 from fuzz.mutations import nasty, spoil_tree
 
@@ -129,6 +130,33 @@ def some_method(random: Random) -> Any:
     )
 
 
+class Squares:
+    """An objective of a user's own; its parts may be spoiled."""
+
+    labels: Any = "numbers"
+    outputs: Any = 1
+    metrics: Any = (lambda outputs, y: float(outputs.sum()),)
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        mean: torch.Tensor = ((outputs - batch.y).square().sum(-1) * batch.mask).mean()
+        return mean
+
+
+def some_objective(random: Random) -> Any:
+    own = Squares()
+    for part in ("labels", "outputs", "metrics", "loss"):
+        if random.random() < 0.3:
+            values = (None, nasty(random), "class", "labels", 2, (), (len,), lambda *a: a[0])
+            setattr(own, part, random.choice(values))
+    return random.choice((None, own, own, Squares, "regression", nasty(random)))
+
+
+def with_objective(random: Random, recipe: Any) -> Any:
+    name = random.choice([*OBJECTIVES, "classes", "x:y"])
+    error = {"error": "huber"} if random.random() < 0.2 else {}
+    return {**recipe, "objective": {"name": name, **error}}
+
+
 def wrong_arguments(random: Random, place: Path) -> None:
     makers: dict[str, Callable[[Random], Any]] = {
         "data": some_data,
@@ -136,6 +164,7 @@ def wrong_arguments(random: Random, place: Path) -> None:
         "clients_test": some_clients,
         "model": some_model,
         "method": some_method,
+        "objective": some_objective,
         "test_sets": lambda r: r.choice((None, {"rare": some_data(r)}, {"": ([], [])}, nasty(r))),
         "out": lambda r: r.choice((None, place / "run", str(place / "a\nb"), 3, b"x", "\0")),
         "resume": lambda r: r.choice((False, True, None, "yes")),
@@ -145,6 +174,8 @@ def wrong_arguments(random: Random, place: Path) -> None:
         "callback": lambda r: r.choice((None, print if r.random() < 0 else len, 3)),
     }
     recipe: Any = RECIPE if random.random() < 0.7 else spoil_tree(random, RECIPE)
+    if random.random() < 0.3 and isinstance(recipe, dict):
+        recipe = with_objective(random, recipe)
     given = {"data": some_data(random)} if random.random() < 0.8 else {}
     chosen = random.sample(list(makers), random.randint(1, 3))
     given |= {name: makers[name](random) for name in chosen if random.random() < 0.8}

@@ -19,6 +19,7 @@ from fedgist.core.privacy import Privacy
 from fedgist.core.replies import gather
 from fedgist.core.tree import leaves, named
 from fedgist.data.client_rows import Rows
+from fedgist.data.lazy_rows import held
 from fedgist.engines.engine import EVALUATE
 from fedgist.engines.envelope import Header, seal
 from fedgist.engines.local_engine import LocalEngine
@@ -496,7 +497,7 @@ def test_one_client_and_classes_that_nobody_has_run(clients: int, classes: int) 
 
 def test_a_bad_upload_is_refused_before_noise_is_added() -> None:
     small = world("fedlog", privacy=RECORD | {"where": "local"})
-    x = small.population.examples.x.clone()
+    x = held(small.population.examples.x, "rows").clone()
     x[small.population.train[1]] = torch.nan
     examples = replace(small.population.examples, x=x)
     spoilt = replace(small, population=replace(small.population, examples=examples))

@@ -134,19 +134,23 @@ def test_weights_of_rows_must_exist_and_not_be_negative() -> None:
         world_of(make(found), Overrides(data=data))
 
 
-def test_a_weight_of_0_takes_a_row_out_of_training() -> None:
-    data = classes_with(torch.arange(48) % 2)
-    weighted = recipe_of("regression", method={"name": "centralized"})
-    weighted["train"] = {"num_rounds": 1, "lr": 0.1, "batch_size": 48, "sample_weights": "w"}
-    garbled = replace(data, y=torch.where(data.annotations["w"].view(-1, 1) > 0, data.y, 1e4))
-    stated = {"name": "regression", "mean": [0.0], "std": [1.0]}
-    runs = [fedgist.run(weighted | {"objective": stated}, data=d) for d in (data, garbled)]
-    lines = [run.rounds[-1]["eval/global/mae"] for run in runs]
-    assert lines[0] == lines[1]
-
-
-def classes_with(weight: torch.Tensor) -> Any:
-    return replace(numbers(), annotations={"w": weight.float()})
+@pytest.mark.parametrize("objective", TASKS)
+def test_a_weight_of_0_takes_a_row_out_of_training(objective: str) -> None:
+    weight = (torch.arange(48) % 2).float()
+    data = replace(TASKS[objective][0](), annotations={"w": weight})
+    there = weight.view(-1, *(1 for _ in data.y.shape[1:])) > 0
+    other = data.y.roll(1, 0)  # labels of other rows
+    garbled = replace(data, y=torch.where(there, data.y, other))
+    assert not torch.equal(garbled.y, data.y)
+    found = recipe_of(objective, method={"name": "centralized"})
+    found["train"] = {"num_rounds": 2, "lr": 0.1, "batch_size": 48, "sample_weights": "w"}
+    if objective == "regression":  # else the means of the labels differ
+        found["objective"] = {"name": objective, "mean": [5.0], "std": [10.0]}
+    runs = [fedgist.run(found, data=rows) for rows in (data, garbled)]
+    assert runs[0].rounds[-1]["train/loss"] == runs[1].rounds[-1]["train/loss"]
+    plain = found | {"train": {"num_rounds": 2, "lr": 0.1, "batch_size": 48}}
+    losses = [fedgist.run(plain, data=rows).rounds[-1]["train/loss"] for rows in (data, garbled)]
+    assert losses[0] != losses[1]
 
 
 def test_own_metrics_get_numbers_and_labels() -> None:

@@ -14,8 +14,8 @@ from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.own_metric import OwnMetric, own_metric
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.in_memory import split_in_memory
 from fedgist.data.sources.python_objects import array
+from fedgist.data.sources.user_rows import user_rows
 from fedgist.errors import MethodError, RecipeError, ReportError
 from fedgist.recipe.method_loading import checked_class, identity
 from fedgist.recipe.overrides import ClientGroup, RowsOfClients
@@ -78,7 +78,9 @@ def rows_given(
     if data is None:
         return None, rows, tests
     fraction = recipe.data.options.get("test_fraction") if recipe.data.name == GIVEN else None
-    data_set, held = split_in_memory(data, fraction, target)
+    data_set, held = user_rows(data, fraction, recipe.data.read, target)
+    if isinstance(data, list) and data_set.clients is not None:
+        return data_set, *_rows_of_lists(data_set, rows, tests)
     if held is None or rows is None:
         return data_set, rows, tests
     if tests is not None:
@@ -93,6 +95,20 @@ def rows_given(
         train = {name: pair[0] for name, pair in zip(rows, pairs, strict=True)}
         return data_set, train, {name: pair[1] for name, pair in zip(rows, pairs, strict=True)}
     return data_set, [train for train, _ in pairs], [test for _, test in pairs]
+
+
+def _rows_of_lists(
+    data: Dataset, rows: RowsOfClients | None, tests: RowsOfClients | None
+) -> tuple[RowsOfClients, RowsOfClients | None]:
+    """Return each client's rows of data that were given as a list, a data set for each client."""
+    if rows is not None or tests is not None:
+        raise RecipeError("data is a list with a client each: leave out clients= and clients_test=")
+    assert data.clients is not None
+    count = int(data.clients.max()) + 1
+    train = [np.flatnonzero(data.clients.numpy() == client) for client in range(count)]
+    if data.clients_test is None:
+        return train, [np.zeros(0, dtype=np.int64)] * count
+    return train, [np.flatnonzero(data.clients_test.numpy() == client) for client in range(count)]
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:

@@ -39,7 +39,7 @@ from fedgist.runs.round import Observer
 def run(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     *,
-    data: Dataset | tuple[object, ...] | torch.utils.data.Dataset[Any] | None = None,
+    data: Dataset | Sequence[object] | torch.utils.data.Dataset[Any] | None = None,
     clients: Iterable[object] | Mapping[str, object] | None = None,
     clients_test: Iterable[object] | Mapping[str, object] | None = None,
     model: nn.Module
@@ -55,6 +55,7 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     rounds: int | None = None,
+    full_digest: bool = False,
     data_root: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Line], object] | None = None,
@@ -69,10 +70,12 @@ def run(
         A file, a mapping with the same keys, or None for the defaults (FedLog on digits).
     data
         Replaces the recipe's data: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
-        set of ``(x, y)`` pairs or two of them (train, test), or a
-        :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
+        set of ``(x, y)`` pairs or two of them (train, test), a list of these with a client each, or
+        a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
         whose columns are encoded like those of a table. ``y`` (rows,) holds whole numbers from 0
-        on, or names of classes.
+        on, or names of classes. Map-style data sets that are too large for memory or have random
+        transforms are read when they are used (the recipe's ``data.read``, and
+        :func:`fedgist.lazy`).
         The recipe's ``data.test_fraction`` holds out test rows of ``(x, y)``.
     clients, clients_test
         Replace the recipe's partition: each client's training rows and test rows, as row numbers or
@@ -105,6 +108,9 @@ def run(
     rounds
         A larger number of rounds for a resumed run. It is refused if the longer run would have had
         different earlier rounds.
+    full_digest
+        Whether a resumed run compares every byte of rows that are read when they are used, and not
+        the names, sizes and times of their files.
     data_root
         Folder of downloaded data sets.
     progress
@@ -155,7 +161,7 @@ def run(
     full_recipe = apply_overrides(full_recipe, given, stated)
     notes = _notes(full_recipe, given, folder)
     with watching(progress, callback, observer, notes, chosen, folder) as watcher:
-        how = {"resume": resume, "overwrite": overwrite}
+        how = {"resume": resume, "overwrite": overwrite, "full_digest": full_digest}
         done = runner.run(full_recipe, given, watcher, folder=folder, rounds=rounds, **how)
     return Result(**vars(done))
 

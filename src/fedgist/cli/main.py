@@ -20,6 +20,7 @@ from fedgist.cli import (
 )
 from fedgist.cli.recipe_files import shipped
 from fedgist.cli.shared_options import START, app, same_command
+from fedgist.core.metrics import OBJECTIVES
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.errors import (
@@ -143,10 +144,13 @@ def _fail(message: str, code: int) -> None:
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(metavar="what", help="methods, datasets, models, partitions or recipes."),
+        typer.Argument(
+            metavar="what",
+            help="methods, objectives, datasets, models, partitions or recipes.",
+        ),
     ],
 ) -> None:
-    """List the available methods, datasets, models, partitions or recipes.
+    """List the available methods, objectives, datasets, models, partitions or recipes.
 
     Use it to look up the names that recipes and --set accept.
 
@@ -156,6 +160,7 @@ def list_(
     """
     tables: dict[str, Callable[[], dict[str, str]]] = {
         "methods": METHODS.summaries,
+        "objectives": OBJECTIVES.summaries,
         "datasets": SOURCES.summaries,
         "models": MODELS.summaries,
         "partitions": PARTITIONS.summaries,

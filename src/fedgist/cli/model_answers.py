@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import statistics
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedgist.core.metrics import Metric
 from fedgist.core.target import Target
+from fedgist.data.lazy_rows import pieces_of
 from fedgist.data.sources.further_labels import image_names, read_labels
 from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import encoded_texts, further_texts
@@ -41,16 +43,17 @@ def predict(
     Classes of pixels are written to a .npz file.
     """
     federation, world = _predicting(folder, data_root)
-    model, target = trained_model(federation, world, client), world.data.target
+    model = trained_model(federation, world, client)
+    target, names = model.target, model.output_names
     _check_file(target, out)
     examples = _examples(data, world)
     answers = model.answers(examples)
     if target == "pixels":
         assert out is not None  # it was checked
-        _write_pixels(out, answers.argmax(-1), world.data.names)
+        _write_pixels(out, answers.argmax(-1), names)
     else:
         files = None if world.data.text else image_names(data)
-        _write(prediction_lines(target, answers, world.data.names, files), out)
+        _write(prediction_lines(target, answers, names, files), out)
     if target != "words":
         _say_score(data, world, model, examples)
 
@@ -168,13 +171,14 @@ def evaluate(
 def _trained_on(x: Tensor, y: Tensor, world: World) -> int:
     """Return how many examples ``(rows, *input)`` equal a training row, its label (rows,) too."""
     data = world.data.only(world.partition.train.rows)
-    trained = set(zip(map(_bytes, data.x), map(_bytes, data.y), strict=True))
-    given = zip(map(_bytes, x.to(data.x.dtype)), map(_bytes, y), strict=True)
+    rows = (row for piece in pieces_of(data.inputs) for row in piece)
+    trained = set(zip(map(_digest, rows), map(_digest, data.y), strict=True))
+    given = zip(map(_digest, x.to(data.x.dtype)), map(_digest, y), strict=True)
     return sum(pair in trained for pair in given)
 
 
-def _bytes(row: Tensor) -> bytes:
-    return row.numpy().tobytes()
+def _digest(row: Tensor) -> bytes:
+    return hashlib.sha256(row.contiguous().numpy().tobytes()).digest()
 
 
 def probe(

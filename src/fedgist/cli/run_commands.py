@@ -71,6 +71,14 @@ def run(
         typer.Option(min=1, help="With --resume: the new, larger number of rounds."),
     ] = None,
     overwrite: Overwrite = False,
+    full_digest: Annotated[
+        bool,
+        typer.Option(
+            "--full-digest",
+            help="Compare every byte of lazily read rows on resume, and not only files' sizes and "
+            "times. All rows are read for it.",
+        ),
+    ] = False,
     track: TrackOption = None,
     data_root: DataRoot = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
@@ -97,9 +105,8 @@ def run(
         else:
             if recipe is None:
                 observer.note(NONE_GIVEN)
-            results = seeded_runs.start(
-                parsed, seeds, place, data_root, observer, overwrite=overwrite
-            )
+            flags = {"overwrite": overwrite, "full_digest": full_digest}
+            results = seeded_runs.start(parsed, seeds, place, data_root, observer, **flags)
         folders = [resume] if resume else []
         for result in results:
             assert result.folder is not None  # every run of the command line has a folder

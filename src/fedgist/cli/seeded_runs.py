@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedgist.engines.process_control import keep_memory
-from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
+from fedgist.errors import DiskFullError, RecipeError, Stopped, listed, resume_command
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read
 from fedgist.runs import runner
@@ -17,6 +17,8 @@ from fedgist.runs.record import RECIPE, is_over
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
 
+MAY_CHANGE = ("engine.workers", "engine.readers", "engine.device")  # of a resumed run
+
 
 def start(
     recipe: Recipe,
@@ -26,6 +28,7 @@ def start(
     observer: Observer,
     *,
     overwrite: bool,
+    full_digest: bool = False,
 ) -> Iterator[runner.Outcome]:
     """Run a recipe with ``seeds`` consecutive seeds; yield the result of each run when it ends."""
     keep_memory()
@@ -37,15 +40,19 @@ def start(
         )
     if seeds == 1:
         yield runner.run(
-            recipe, Overrides(root=data_root), observer, folder=out, overwrite=overwrite
+            recipe,
+            Overrides(root=data_root),
+            observer,
+            folder=out,
+            overwrite=overwrite,
+            full_digest=full_digest,
         )
     else:
         numbers = range(recipe.seed, recipe.seed + seeds)
         for note in notes_on([recipe] * seeds):
             observer.note(note)
-        yield from _seeds(
-            recipe, numbers, out, data_root, observer, count=seeds, overwrite=overwrite
-        )
+        flags = {"overwrite": overwrite, "full_digest": full_digest}
+        yield from _seeds(recipe, numbers, out, data_root, observer, count=seeds, **flags)
 
 
 def _seeds(
@@ -57,6 +64,7 @@ def _seeds(
     *,
     count: int,
     overwrite: bool = False,
+    full_digest: bool = False,
 ) -> Iterator[runner.Outcome]:
     for seed in seeds:
         try:
@@ -66,6 +74,7 @@ def _seeds(
                 observer,
                 folder=out / f"seed-{seed}",
                 overwrite=overwrite,
+                full_digest=full_digest,
             )
         except Stopped as stopped:
             raise Stopped(out, "--seeds", str(count)) from stopped
@@ -118,10 +127,10 @@ def resume(
 
 def _check_resumed_settings(settings: Sequence[str]) -> None:
     for setting in settings:
-        if setting.partition("=")[0].strip() not in {"engine.workers", "engine.device"}:
+        if setting.partition("=")[0].strip() not in MAY_CHANGE:
             raise RecipeError(
-                f"--set {setting}: a resumed run keeps its recipe; only engine.workers and "
-                "engine.device may change"
+                f"--set {setting}: a resumed run keeps its recipe; only "
+                f"{listed(MAY_CHANGE)} may change"
             )
 
 

@@ -172,8 +172,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 #: ``label_moments`` (of numbers), these are facts that are passed to it as well.
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
     {
-        "classes": "fedgist.core.objective:Classes",
-        "text_classes": "fedgist.core.objective:Classes",
+        "classes": "fedgist.core.classes:Classes",
+        "text_classes": "fedgist.core.classes:Classes",
         "next_word": "fedgist.core.next_word:NextWord",
         "regression": "fedgist.core.regression:Regression",
         "multilabel": "fedgist.core.multilabel:Multilabel",

@@ -155,6 +155,8 @@ def checked_objective(thing: object) -> TaskLoss:
     target = getattr(thing, "target", "own")
     if target not in {"own", "class"} or (target == "class" and labels != "class"):
         raise RecipeError(f"{name}: target must be 'own', or 'class' if the labels are classes")
+    if not isinstance(thing.metrics, list | tuple):
+        raise RecipeError(f"{name}: metrics must be a list or tuple of functions")
     names = [metric.describes.name for metric in metrics_of(thing)]
     if not names:
         raise RecipeError(f"{name}: metrics is empty; the first one selects the best round")

@@ -17,6 +17,7 @@ from fedgist.data.label_check import (
     check_labels,
     check_none_is_missing,
 )
+from fedgist.data.lazy_rows import Inputs, LazyRows, outline
 from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, listed
@@ -50,6 +51,10 @@ class Dataset:
     weight in what its client releases. ``superclasses`` are the superclass of each class, if
     classes form groups. ``measured`` lists the parts that were computed from the training rows and
     reveal information about them: ``"moments"``, ``"fill"``, ``"categories"``, ``"vocabulary"``.
+
+    Rows may be read when they are used (:func:`fedgist.lazy`). Then ``lazy`` and ``lazy_test`` read
+    them. ``x`` and ``x_test`` are then tensors on the device ``meta``, which have only a shape and
+    a type. ``notes`` tell the user how the rows are read.
     """
 
     name: str
@@ -72,6 +77,19 @@ class Dataset:
     superclasses: tuple[int, ...] = field(default=(), repr=False)
     target: Target = "class"
     measured: frozenset[str] = field(default=frozenset(), repr=False)
+    lazy: LazyRows | None = field(default=None, repr=False)
+    lazy_test: LazyRows | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def inputs(self) -> Inputs:
+        """The training examples ``(rows, *shape)``: a tensor, or lazy rows."""
+        return self.x if self.lazy is None else self.lazy
+
+    @property
+    def inputs_test(self) -> Inputs:
+        """The test examples ``(rows, *shape)``: a tensor, or lazy rows."""
+        return self.x_test if self.lazy_test is None else self.lazy_test
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -128,7 +146,14 @@ class Dataset:
         """Return the same data with only these training rows: row numbers (rows,), or a slice."""
         clients = None if self.clients is None else self.clients[rows]
         beside = {name: values[rows] for name, values in self.annotations.items()}
-        return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, annotations=beside)
+        some = replace(self, y=self.y[rows], clients=clients, annotations=beside)
+        return some.with_inputs(self.inputs[rows], self.inputs_test)
+
+    def with_inputs(self, x: Inputs, x_test: Inputs) -> Dataset:
+        """Return the data with these examples ``(rows, *shape)``, tensors or lazy rows."""
+        lazy, lazy_test = (None if isinstance(part, Tensor) else part for part in (x, x_test))
+        whole = replace(self, x=outline(x), x_test=outline(x_test))
+        return replace(whole, lazy=lazy, lazy_test=lazy_test)
 
 
 def check(data: Dataset, missing_labels: MissingLabels = "mask") -> Dataset:
@@ -260,9 +285,11 @@ def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
             f"{data.name}: {split} rows must be real numbers of shape (rows, ...), not {x.dtype} "
             f"of shape {list(x.shape)}"
         )
+    check_labels(data, split, y, tuple(x.shape[1:]))
+    if x.is_meta:  # each row is checked when it is read
+        return
     if x.dtype == torch.int32:
         _check_texts(data, split, x)
-    check_labels(data, split, y, tuple(x.shape[1:]))
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         flat = x.flatten(1)
         row, column = (~torch.isfinite(flat)).nonzero()[0].tolist()

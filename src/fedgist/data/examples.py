@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +17,12 @@ from fedgist.data.augment import augmented
 from fedgist.data.client_rows import ABSENT, Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.facts import DataFacts
+from fedgist.data.lazy_rows import Inputs
 from fedgist.data.normalization import client_moments
 from fedgist.data.partition import Partition
 from fedgist.errors import DataError
+
+K = TypeVar("K", Tensor, None)  # keys of a batch's clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +36,7 @@ class Examples:
     views per row.
     """
 
-    x: Tensor = field(repr=False)
+    x: Inputs = field(repr=False)
     y: Tensor = field(repr=False)
     factor: Tensor
     offset: Tensor
@@ -63,7 +67,7 @@ class Examples:
         owner = torch.searchsorted(kept, self.owner[rows])
         return replace(some, factor=self.factor[kept], offset=self.offset[kept], owner=owner)
 
-    def others(self, x: Tensor, y: Tensor, augment: tuple[Augmentation, ...] = ()) -> Examples:
+    def others(self, x: Inputs, y: Tensor, augment: tuple[Augmentation, ...] = ()) -> Examples:
         """Return other rows ``(rows, *input)`` without clients, normalized in the same way."""
         device = self.x.device
         seen = self.factor, self.offset, augment, self.scale
@@ -83,16 +87,48 @@ class Examples:
         are absent, its ``x`` is 0. So inputs under a false mask are ordinary examples whenever
         possible (a model may divide by their norm), and never another client's.
         """
+        return self.ask(rows, keys)()
+
+    def ask(self, rows: Tensor, keys: Tensor | None = None) -> Callable[[], Batch]:
+        """Begin to read a batch, if rows are read lazily; return a function that returns it.
+
+        ``rows`` (clients, batch) and ``keys`` (clients,) are those of :meth:`batch`.
+        """
         if keys is not None and self.views > 1:
             single_view = replace(self, views=1)
-            drawn = (
-                single_view.batch(rows, random.fold(keys, "view", v)) for v in range(self.views)
+            drawn = [single_view.ask(rows, random.fold(keys, "view", v)) for v in range(self.views)]
+            return lambda: map_leaves(
+                lambda *leaf: torch.cat(leaf, 1), *(single_batch() for single_batch in drawn)
             )
-            views: Batch = map_leaves(lambda *leaf: torch.cat(leaf, 1), *drawn)
-            return views
         mask = rows >= 0
         shown = torch.where(mask, rows, rows[:, :1].clamp(min=0))
-        x, y = self.x[shown], labels_of(self.y, rows)
+        x = self.x
+        if isinstance(x, Tensor):
+            return lambda: self._made(x[shown], rows, shown, keys)
+        waiting = x.ask_batch(rows, keys)
+        return lambda: self._made(waiting(), rows, shown, keys)
+
+    def batches(self, steps: Iterable[tuple[Tensor, K]]) -> Iterator[tuple[Tensor, K, Batch]]:
+        """Yield the rows (clients, batch), the keys (clients,) or None, and the batch of each step.
+
+        Lazy rows of the next step are read while the caller computes with a batch.
+        """
+        if isinstance(self.x, Tensor):
+            for rows, keys in steps:
+                yield rows, keys, self.batch(rows, keys)
+            return
+        pending: list[tuple[Tensor, K, Callable[[], Batch]]] = []
+        for rows, keys in steps:
+            pending.append((rows, keys, self.ask(rows, keys)))
+            if len(pending) > 1:
+                before = pending.pop(0)
+                yield before[0], before[1], before[2]()
+        for rows, keys, waiting in pending:
+            yield rows, keys, waiting()
+
+    def _made(self, x: Tensor, rows: Tensor, shown: Tensor, keys: Tensor | None) -> Batch:
+        """Return the batch of inputs ``x`` that were read."""
+        mask, y = rows >= 0, labels_of(self.y, rows)
         x = x.long() if self.x.dtype == torch.int32 else self._numbers(x, shown, keys)
         if not bool(mask[:, 0].all()):
             x[~mask[:, 0]] = 0
@@ -103,7 +139,7 @@ class Examples:
 
         Nothing is augmented. Under vmap each client may request different rows.
         """
-        x = self.x[rows]
+        x = self.x[rows] if isinstance(self.x, Tensor) else self.x.read(rows)
         return x.long() if self.x.dtype == torch.int32 else self._scaled(x, rows)
 
     def annotated(self, rows: Tensor) -> dict[str, Tensor]:
@@ -156,7 +192,7 @@ def examples(
     beside = {name: values.to(device) for name, values in data.annotations.items()}
     return (
         Examples(
-            data.x.to(device),
+            data.inputs.to(device),
             data.y.to(device),
             factor,
             offset,
@@ -165,13 +201,15 @@ def examples(
             views,
             annotations=beside,
         ),
-        Examples(data.x_test.to(device), data.y_test.to(device), factor, offset, scale=data.scale),
+        Examples(
+            data.inputs_test.to(device), data.y_test.to(device), factor, offset, scale=data.scale
+        ),
     )
 
 
 def examples_of(
     facts: DataFacts,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     augment: tuple[Augmentation, ...] = (),
     device: str = "cpu",

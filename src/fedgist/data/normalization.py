@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.labelled_rows import moments
+from fedgist.data.sampled_moments import input_moments, with_sampled_moments
 from fedgist.errors import DataError
 
 Normalize = Literal["pooled", "client", "none"]
@@ -32,7 +32,7 @@ def with_moments(
             )
         return replace(data, mean=(0.0,), std=(1.0,), measured=data.measured - {"moments"})
     if not mean and not std:
-        return data
+        return data if normalize == "client" else with_sampled_moments(data)
     used = _numbers(data)
     stated = (
         spread_over_columns("mean", mean, used, data.name),
@@ -51,7 +51,7 @@ def client_moments(data: Dataset, train: Rows) -> tuple[Tensor, Tensor]:
 def own_moments(data: Dataset, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and std of the training rows ``rows`` (rows,) by channel or column."""
     used = _numbers(data)
-    mean, std = moments(data.x[rows], data.scale)
+    mean, std = input_moments(data.inputs[rows], data.scale)
     numbers = [i for i, is_number in enumerate(used) if is_number]
     return (
         _spread([mean[i] for i in numbers], used, 0.0),

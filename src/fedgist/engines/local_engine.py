@@ -20,8 +20,9 @@ from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import ScoreRequest, SentCohort, Trained, TrainRequest
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split, collect
 from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.reader_pool import ReaderPool
 from fedgist.engines.shared_scoring import score_shared
-from fedgist.engines.worker_pool import WorkerPool, default_workers
+from fedgist.engines.worker_pool import WorkerPool, default_readers, default_workers
 from fedgist.training import cohort as cohorts
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan
@@ -40,13 +41,17 @@ class LocalEngine:
     ) -> None:
         """Host a population of clients with an execution plan for each architecture."""
         self.method, self.task, self.settings = method, task, settings
-        self.host = ClientHost(method, task, population, settings, plans)
         on_cpu = settings.device == "cpu"  # a GPU is used by one process
-        workers = settings.workers if on_cpu else None
-        self.pool = WorkerPool(self.host.answer, workers or default_workers(settings.device))
+        workers = (settings.workers if on_cpu else None) or default_workers(settings.device)
+        each = settings.readers
+        if each is None:
+            each = default_readers(min(workers, len(population.clients)))
+        readers = ReaderPool(population.sources, each)
+        self.host = ClientHost(method, task, population.served(readers), settings, plans)
+        self.pool = WorkerPool(self.host.answer, workers, readers)
 
     def start(self) -> None:
-        """Fork the workers now; call this before any other code starts a thread."""
+        """Fork the readers and workers now; call this before any other code starts a thread."""
         self.pool.start()
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
@@ -138,7 +143,7 @@ class LocalEngine:
         self.host.restore(arrays)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers and readers."""
         self.pool.close()
 
     def _cut(

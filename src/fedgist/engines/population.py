@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedgist.core.method import ClientInfo, Settings
 from fedgist.data.client_rows import Rows
 from fedgist.data.examples import Examples
+from fedgist.data.lazy_rows import LazyRows, RowService, RowSource
 from fedgist.engines.engine import Split
 
 
@@ -46,6 +47,25 @@ class Population:
             return self.whole_test
         return self.test_examples if split in {"client", "test"} else self.examples
 
+    @property
+    def sources(self) -> tuple[RowSource, ...]:
+        """The sources of lazy rows; none if all rows are in memory."""
+        parts = self.examples, self.test_examples, self.whole_test
+        inputs = [part.x for part in parts if part is not None]
+        lazy = [x.source for x in inputs if isinstance(x, LazyRows)]
+        return tuple({id(source): source for source in lazy}.values())
+
+    def served(self, service: RowService) -> Population:
+        """Return the same clients, whose lazy rows are read by a service."""
+
+        def served(part: Examples) -> Examples:
+            x = part.x
+            return part if isinstance(x, Tensor) else replace(part, x=replace(x, service=service))
+
+        whole = None if self.whole_test is None else served(self.whole_test)
+        train, test = served(self.examples), served(self.test_examples)
+        return replace(self, examples=train, test_examples=test, whole_test=whole)
+
     def table(self, split: Split, ids: Sequence[int]) -> Tensor:
         """Return these clients' rows of a split: (clients, rows), -1 for absent rows."""
         if split == "test":
@@ -60,6 +80,7 @@ class HostSettings:
     seed: int
     own_start: bool = False
     workers: int | None = None
+    readers: int | None = None  # processes of each worker that read lazy rows; None: chosen
     device: str = "cpu"
     share_measurements: bool = True  # losses and scores leave the clients
     # number of rounds between tests of copies after one more local training; 0: never

@@ -8,6 +8,7 @@ Results come back in the order of the tasks, so they do not depend on the number
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -32,7 +33,8 @@ from fedgist.engines.process_control import (
     keep_memory,
     set_up_torch,
 )
-from fedgist.errors import WorkerError, exhausted
+from fedgist.engines.reader_pool import ReaderPool
+from fedgist.errors import DataError, FedgistError, WorkerError, exhausted
 
 Work = Callable[[Any], Any]
 
@@ -51,11 +53,20 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def default_readers(workers: int) -> int:
+    """Return the number of readers of each worker: none if each core has a worker."""
+    if not sys.platform.startswith("linux"):  # processes cannot be forked safely
+        return 0
+    each = -(-usable_cores() // max(1, workers))
+    return 0 if each == 1 else each
+
+
 class WorkerPool:
     """A pool that runs a function on tasks: in this process, or in several forked workers."""
 
-    def __init__(self, work: Work, size: int) -> None:
-        self.work, self.size = work, size
+    def __init__(self, work: Work, size: int, readers: ReaderPool | None = None) -> None:
+        """Make a pool of ``size`` workers, which read rows with these readers."""
+        self.work, self.size, self.readers = work, size, readers or ReaderPool((), 0)
         self.workers: list[tuple[BaseProcess, Connection]] = []
 
     def run(self, tasks: Sequence[Any]) -> list[Any]:
@@ -78,7 +89,10 @@ class WorkerPool:
         return results
 
     def start(self) -> None:
-        """Fork the workers, if there are several."""
+        """Fork the readers, and the workers if there are several."""
+        self.readers.start(self.size)
+        if self.size == 1:
+            self.readers.use(0)
         if self.size == 1 or self.workers:
             return
         fork = multiprocessing.get_context("fork")
@@ -86,11 +100,16 @@ class WorkerPool:
             # Python warns that a forked child could hang on a lock of another thread; ours only
             # computes, on one thread.
             warnings.simplefilter("ignore", DeprecationWarning)
-            for _ in range(self.size):
+            for number in range(self.size):
                 parent_end, worker_end = fork.Pipe()
                 process = fork.Process(
                     target=_serve,
-                    args=(self.work, worker_end, [*(c for _, c in self.workers), parent_end]),
+                    args=(
+                        self.work,
+                        worker_end,
+                        [*(c for _, c in self.workers), parent_end],
+                        functools.partial(self.readers.use, number),
+                    ),
                     daemon=True,
                 )
                 process.start()
@@ -98,7 +117,8 @@ class WorkerPool:
                 self.workers.append((process, parent_end))
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers and the readers."""
+        self.readers.close()
         for process, connection in self.workers:
             connection.close()
             process.join(timeout=5)
@@ -130,12 +150,17 @@ class WorkerPool:
             ) from error
         if not good:
             self.close()
-            raise WorkerError(value)
+            raise value if isinstance(value, FedgistError) else WorkerError(value)
         return value
 
 
-def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection]) -> None:
-    """Run tasks until the other end is closed."""
+def _serve(
+    work: Work,
+    connection: Connection,
+    parents_ends: Sequence[Connection],
+    begin: Callable[[], None],
+) -> None:
+    """Call ``begin``, and run tasks until the other end is closed."""
     # forking copied the parent's ends: a closed end is noticed only when all copies are closed
     for end in parents_ends:
         end.close()
@@ -144,6 +169,7 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
     threading.Thread(target=die_with_parent, daemon=True).start()
     set_up_torch()
     keep_memory()
+    begin()
     while True:
         try:
             task = _load(connection.recv_bytes())
@@ -151,6 +177,8 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
             os._exit(0)
         try:
             answer = (True, work(task))
+        except (DataError, WorkerError) as error:  # a row, or the process that reads it
+            answer = (False, error)
         except Exception as error:  # noqa: BLE001  # whatever it is, the parent reports it
             answer = (False, exhausted(error) or traceback.format_exc())
         try:

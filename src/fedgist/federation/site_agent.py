@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedgist.data.dataset import Dataset
+from fedgist.data.row_traces import traces
 from fedgist.engines.envelope import header_of
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.site import Site, SiteState, StageKey
@@ -185,4 +186,5 @@ class SiteAgent:
 
 def digest_of(data: Dataset) -> str:
     """Return the digest of a site's rows."""
-    return of_arrays({"x": data.x, "y": data.y, "x_test": data.x_test, "y_test": data.y_test})
+    inputs = traces("x", data.inputs) | traces("x_test", data.inputs_test)
+    return of_arrays({"y": data.y, "y_test": data.y_test, **inputs})

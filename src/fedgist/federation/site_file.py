@@ -23,7 +23,7 @@ FILES = ("path", "test", "file", "test_file")
 class SiteData(OpenSection):
     """The site's rows: a data source and its options, as in a recipe's ``[data]``."""
 
-    name: Annotated[str, registered_name(SOURCES, "data set")]
+    name: Annotated[str, registered_name(SOURCES, "data set", "function")]
     """The data source. Its own options (``path``, ``label``, ...) are written beside it."""
 
 

@@ -31,10 +31,12 @@ from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import SiteError
 from fedgist.federation.server_setup import PRIVATE, message_forms, server_context
 from fedgist.federation.site_file import SiteFile
+from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.model_factories import whole_model
 from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import Setup, resolve
 from fedgist.recipe.schema import EngineSection
@@ -89,8 +91,10 @@ def site_part(
     """
     setup = setup_at_site(recipe, site)
     side = server_context(setup, names, say)
-    section = data_section(setup, site)
-    data = read_data(section, setup.seed, root=site.data_root, target=setup.labels)
+    section, code = data_section(setup, site), setup.engine.code_folder
+    data = read_data(section, setup.seed, root=site.data_root, target=setup.labels, code=code)
+    for note in data.notes:
+        say(note)
     data, left_out = allowed_rows(data, site)
     check_facts(declared_facts(setup), data)
     client = side.clients[number]
@@ -182,7 +186,8 @@ def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...
     if not bool(kept.any()):
         raise SiteError(f"{file}: policy leaves no training rows: {'; '.join(sentences)}")
     some = data.only(kept.nonzero().squeeze(1))
-    return replace(some, x_test=data.x_test[kept_test], y_test=data.y_test[kept_test]), sentences
+    some = replace(some, y_test=data.y_test[kept_test])
+    return some.with_inputs(some.inputs, data.inputs_test[kept_test]), sentences
 
 
 def _members(data: Dataset, y: Tensor) -> Tensor:
@@ -208,8 +213,11 @@ def _whole(data: Dataset, site: SiteFile) -> Dataset:
 def plain_data(site: SiteFile) -> Dataset:
     """Return the site's rows as their source reads them, without any recipe."""
     section = Data.model_validate({"name": site.table.data.name, **site.data_options})
-    target = site.table.target
-    return load_data(section.name, root=site.data_root, target=target, **section.options)
+    target, root = site.table.target, site.data_root
+    with modules_from(site.code_folder):
+        source = data_source(section.name)
+    options, read = section.options, section.read
+    return load_data(section.name, root=root, target=target, read=read, source=source, **options)
 
 
 def sites_named(recipe: Recipe, name: str) -> tuple[str, ...]:
@@ -285,7 +293,8 @@ def data_section(setup: Setup, site: SiteFile) -> Data:
         options.setdefault("columns", plain)
     shared = {key: getattr(setup.data, key) for key in Data.model_fields}
     section = Data.model_validate({**shared, "name": site.table.data.name, **options})
-    return with_checked_options(setup.text.changed({"data": section})).data
+    with modules_from(site.code_folder):
+        return with_checked_options(setup.text.changed({"data": section})).data
 
 
 def _population(setup: Setup, side: ServerContext, data: Dataset, number: int) -> Population:

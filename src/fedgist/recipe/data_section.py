@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from fedgist.data import Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
+from fedgist.data.sources.read_modes import Read
 from fedgist.recipe.section import CLOSED, OpenSection, PositiveInt, registered_name
 
 
@@ -81,8 +82,19 @@ class WordsSection(BaseModel):
 class Data(OpenSection):
     """The data source, its normalization, and rows held out or public."""
 
-    name: Annotated[str, registered_name(SOURCES, "data set")] = DEFAULT_SOURCE
-    """The data source. Its own options (``path``, ``label``, ...) are written beside it."""
+    name: Annotated[str, registered_name(SOURCES, "data set", "function")] = DEFAULT_SOURCE
+    """The data source. Its own options (``path``, ``label``, ...) are written beside it.
+
+    Your own source is ``package.module:function``. It returns a map-style torch data set of pairs
+    (x, y), two of them (train, test), a list with one for each client, or a ``fedgist.Dataset``.
+    """
+    read: Read = "auto"
+    """How rows are read: ``once``, into memory, or ``lazy``, when a batch needs them.
+
+    ``auto`` reads torch data sets once if they fill at most a quarter of the memory and have no
+    random transforms. It reads image folders once if they fill at most half of the memory. Use
+    ``lazy`` for data that are larger than memory.
+    """
     classes: tuple[str, ...] = ()
     """Names of all classes, in the order of their numbers. The default is the source's own order.
 

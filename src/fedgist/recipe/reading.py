@@ -81,7 +81,7 @@ def own_places(recipe: Recipe) -> list[str]:
     models = [t.get("model", k) if isinstance(t, Mapping) else k for k, t in tables]
     models += [recipe.model.name] if recipe.model else []
     named = [base_name(recipe.method.name), *map(str, models), *recipe.objective.metrics]
-    named.append(recipe.objective.name)
+    named += [recipe.objective.name, recipe.data.name]
     return [name for name in named if ":" in name]
 
 

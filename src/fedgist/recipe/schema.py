@@ -48,6 +48,7 @@ from fedgist.training.stacking_plan import Plan
 
 # the objectives that take metrics of a user's own
 TAKE_FUNCTIONS = ("classes", "text_classes", "regression", "multilabel")
+MOST_READERS = 64  # of each worker
 MOST_WORKERS = 1024  # each is a process that holds torch
 Role = Literal["seed", "work", "record", "printed"]
 
@@ -296,6 +297,12 @@ class EngineSection(_Section):
     """Number of worker processes. ``auto`` is one per core.
 
     Never more than one per client or four per core are started.
+    """
+    readers: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_READERS)] = "auto"
+    """Number of processes that read rows for each worker, if rows are read lazily.
+
+    ``auto`` gives each core a reader, and no readers if each core has a worker. With 0 the workers
+    read. The number does not change results.
     """
     cohort_size: Literal["auto"] | PositiveInt = "auto"
     """Number of clients trained together as one stack. ``auto`` is measured before round 1.

@@ -16,6 +16,7 @@ from fedgist.data.sources import SOURCES
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.errors import RecipeError, shown
 from fedgist.options import check_options, options_of
+from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.method_loading import build_method
 from fedgist.recipe.model_factories import model_factory, sizes_of
 from fedgist.recipe.schema import ObjectiveSection, Recipe
@@ -77,7 +78,9 @@ def _data(recipe: Recipe, changed: Collection[str]) -> Update:
     if recipe.data.name == GIVEN:
         check_options(given_in_python, recipe.data.options, "data given in Python", "data")
         return {}, []
-    sections, notes = _section("data", recipe.data, SOURCES[recipe.data.name], NO_OPTIONS, changed)
+    sections, notes = _section(
+        "data", recipe.data, data_source(recipe.data.name), NO_OPTIONS, changed
+    )
     if (public := recipe.data.public) is not None:
         source = SOURCES[public.name] if public.name else no_source
         check_options(source, public.options, public.name or "it", "data.public", NO_OPTIONS)

@@ -27,6 +27,7 @@ def prediction_lines(
         "words": _words,
         "labels": _labels,
         "numbers": _numbers,
+        "own": _numbers,
     }.get(target, _classes)(answers, names)
     keys = [str(row) for row in range(len(answers))] if files is None else list(files)
     header, *rest = lines
@@ -44,7 +45,7 @@ def _labels(answers: Tensor, names: Sequence[str]) -> list[list[str]]:
 
 
 def _numbers(answers: Tensor, names: Sequence[str]) -> list[list[str]]:
-    return [list(names), *map(_texts, answers.tolist())]
+    return [list(names), *map(_texts, answers.flatten(1).tolist())]
 
 
 def _words(answers: Tensor, names: Sequence[str]) -> list[list[str]]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.data.dataset import Dataset
+from fedgist.data.lazy_rows import pieces_of
 
 BLOCKS, BLOCK = 4096, 4096  # of a sampled array: number of blocks, and bytes per block
 
@@ -32,6 +34,17 @@ def of_arrays(arrays: Mapping[str, Tensor], key: Tensor | None = None) -> str:
         state.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
         for piece in _pieces(array, key, name):
             state.update(piece)
+    return state.hexdigest()
+
+
+def of_all_rows(data: Dataset) -> str:
+    """Return the digest of all bytes of all examples. Lazy rows are read, in pieces."""
+    state = hashlib.sha256()
+    for x in (data.inputs, data.inputs_test):
+        state.update(f"{x.dtype} {list(x.shape)}\n".encode())
+        for piece in pieces_of(x):
+            for block in _pieces(piece.detach().cpu().contiguous(), None, ""):
+                state.update(block)
     return state.hexdigest()
 
 

@@ -138,6 +138,7 @@ def host_settings(world: World) -> HostSettings:
         own_start=setup.clients.init == "own",
         device=setup.device,
         workers=_useful_workers(world),
+        readers=None if setup.engine.readers == "auto" else setup.engine.readers,
         share_measurements=setup.privacy.share_measurements,
         trained_every=setup.evaluate.trained_every,
         own=world.settings,

@@ -20,12 +20,13 @@ from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.training import Training
 from fedgist.core.tree import Tree
 from fedgist.data.examples import Examples
+from fedgist.data.row_traces import traces
 from fedgist.engines.engine import EVALUATE
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.recipe.reading import Recipe, defaults, flat
 from fedgist.runs.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.corrections import assumed, computes
-from fedgist.runs.digests import of_arrays, of_text
+from fedgist.runs.digests import of_all_rows, of_arrays, of_text
 from fedgist.runs.record import FEATURES
 from fedgist.runs.round import context, start_server
 from fedgist.runs.run_seals import MENDING, seal_of
@@ -35,11 +36,17 @@ from fedgist.world.server_sets import PartialTestSet
 from fedgist.world.world import World
 
 TEST_SETS = "the server's test sets"
+ALL_BYTES = "all bytes of the rows"
+HOW_READ = "the way in which rows are read (data.read)"
 WHOLE = 2**31  # bytes of examples up to which every byte counts
 
 
-def of_world(world: World) -> dict[str, str]:
-    """Return the digests of a simulation's data, rows and initial models, by name."""
+def of_world(world: World, *, whole: bool = False) -> dict[str, str]:
+    """Return the digests of a simulation's data, rows and initial models, by name.
+
+    With ``whole`` there is also a digest of all bytes of rows that are read lazily, for which every
+    row is read.
+    """
     data, parts = world.data, world.partition
     arrays = {"y": data.y, "y_test": data.y_test}
     arrays |= {
@@ -54,12 +61,15 @@ def of_world(world: World) -> dict[str, str]:
         for array_name in ("rows", "counts")
     }
     values = [data.scale, data.mean, data.std, data.classes]
-    examples = of_arrays({"x": data.x, "x_test": data.x_test}, _sampled(world))
+    inputs = traces("x", data.inputs) | traces("x_test", data.inputs_test)
+    examples = of_arrays(inputs, _sampled(world))
     public = {} if world.public is None else {"x": world.public.x, "y": world.public.y}
     return of_server(world.server) | {
         "the data": of_text(f"{examples} {of_arrays(arrays)} {values}"),
         "the clients' rows": of_arrays(rows),
         **({"the public data": of_arrays(public)} if public else {}),
+        **({ALL_BYTES: of_all_rows(data)} if whole else {}),
+        **({HOW_READ: of_text("lazy")} if data.lazy is not None else {}),
     }
 
 
@@ -69,7 +79,8 @@ def is_sampled(world: World) -> bool:
 
 
 def _sampled(world: World) -> Tensor | None:
-    size = sum(x.numel() * x.element_size() for x in (world.data.x, world.data.x_test))
+    parts = [x for x in (world.data.x, world.data.x_test) if not x.is_meta]
+    size = sum(x.numel() * x.element_size() for x in parts)
     return random.key(world.server.setup.seed, "digest") if size > WHOLE else None
 
 
@@ -84,10 +95,10 @@ def of_server(side: ServerContext) -> dict[str, str]:
     }
     clients = [(client.id, *client.architectures) for client in side.clients]
     own = {
-        f"{name}/{part}": getattr(rows, part)
-        for name, rows in task.test_sets.items()
-        if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples | PartialTestSet)
-        for part in ("x", "y")
+        name: array
+        for set_name, rows in task.test_sets.items()
+        if set_name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples | PartialTestSet)
+        for name, array in {**traces(f"{set_name}/x", rows.x), f"{set_name}/y": rows.y}.items()
     }
     # a file's content is no part of the recipe
     heard = side.neighbors if side.setup.clients.graph.name == "file" else None

@@ -30,7 +30,7 @@ from fedgist.runs.record import (
     read_bytes_or_empty,
     to_json,
 )
-from fedgist.runs.resuming import TEST_SETS, check_binding, is_sampled, of_world
+from fedgist.runs.resuming import ALL_BYTES, TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Federation, Observer
 from fedgist.runs.run_directory import check_entry, clear, locked
 from fedgist.runs.run_rounds import Place, run_server
@@ -65,13 +65,15 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     rounds: int | None = None,
+    full_digest: bool = False,
 ) -> Outcome:
     """Run a recipe; a user's own objects replace parts of it.
 
     ``resume`` and ``overwrite`` say whether to resume or replace a run that is already in
     ``folder``. Without a folder, nothing is written. A resumed run needs its old recipe and
     objects, but its number of rounds may be raised to ``rounds``. If ``given`` has a method, it
-    must be the recipe's method.
+    must be the recipe's method. With ``full_digest`` every byte of rows that are read lazily is
+    compared when the run is resumed.
     """
     if resume and folder is None:
         raise RecipeError("resume=True goes on with the run in out=...: name its folder")
@@ -91,7 +93,11 @@ def run(
         replaces = folder is not None and overwrite and (folder / RELEASES).exists()
         notes = (f"privacy: the run that was in {folder} released its sums; {ADD_UP}",)
         place = Place(folder, saved, raising=rounds is not None, notes=notes if replaces else ())
-        return _run(resolve(recipe, given), place, observer, resuming=resuming)
+        whole = full_digest if saved is None else ALL_BYTES in saved.binding.inputs
+        if full_digest and not whole:
+            raise RecipeError(f"{folder} was begun without --full-digest: leave it out")
+        setup = resolve(recipe, given)
+        return _run(setup, place, observer, resuming=resuming, full_digest=whole)
 
 
 def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
@@ -120,14 +126,22 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
     # models are used without the test sets that were given with them
     inputs = saved.binding.inputs
     begun = {TEST_SETS: inputs[TEST_SETS]} if TEST_SETS in inputs else {}
-    check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
+    check_binding(
+        world.server,
+        of_world(world, whole=ALL_BYTES in inputs) | begun,
+        saved,
+        folder,
+        raising=False,
+    )
     kept = load_downloads(folder)
     federation = Federation(world.server, engine, server, last_downloads=kept)
     federation.restore(saved.best or saved)
     return federation, world
 
 
-def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> Outcome:
+def _run(
+    setup: Setup, place: Place, observer: Observer, *, resuming: bool, full_digest: bool
+) -> Outcome:
     for note in setup.text.dropped:
         observer.note(note)
     check_precision(setup.train.precision, setup.engine.device)
@@ -136,6 +150,7 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
         clear(place.folder)
     if place.folder and is_sampled(world):
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
+    inputs = of_world(world, whole=full_digest) if place.folder else {}
     files = {PARTITION: to_json(_split_of(world)) + "\n"}
     settings = setup.evaluate
 
@@ -150,7 +165,7 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
     federation, record, end = run_server(
         world.server,
         engine,
-        replace(place, files=files, inputs=of_world(world) if place.folder else {}),
+        replace(place, files=files, inputs=inputs),
         observer,
         state=state,
         probe=probe_of(world, engine),

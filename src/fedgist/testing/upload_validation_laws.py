@@ -13,6 +13,7 @@ from fedgist.core.counts import CountRange, count_fields
 from fedgist.core.message import refuse
 from fedgist.core.tree import Tree, map_leaves, named
 from fedgist.data.dataset import Dataset
+from fedgist.data.lazy_rows import held
 from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.small_worlds import FEATURES, blobs, federation
 from fedgist.testing.stages import stages
@@ -73,7 +74,7 @@ def bad_uploads_are_refused(subject: MethodUnderTest) -> None:
 def broken_data_stop_nobody(subject: MethodUnderTest) -> None:
     """Run three rounds with one client whose rows are not finite."""
     healthy = subject.world()
-    x = healthy.population.examples.x.clone()
+    x = held(healthy.population.examples.x, "rows").clone()
     x[slice(*BROKEN)] = float("nan")
     examples = replace(healthy.population.examples, x=x)
     sick = replace(healthy, population=replace(healthy.population, examples=examples))

@@ -69,12 +69,11 @@ def _summaries(cohort: Cohort, clients: Clients) -> Tree:
     summarize = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
     picks, at = _picks(cohort, clients), 0
     sums: Tree = None
-    for count, rows in _pieces(cohort.table, rows_at_once(cohort.ctx.task)):
+    for count, rows, batch in _batches(cohort, cohort.table, cohort.examples):
         first, down = _first(cohort, clients, count)
-        batch = cohort.weighted(cohort.examples.batch(rows))
-        if picks is not None:
-            batch = replace(batch, picks=picks[:count, at : at + rows.shape[1]])
-        part = summarize(first.net, batch, first.own, down, cohort.keys[:count])
+        chosen = None if picks is None else picks[:count, at : at + rows.shape[1]]
+        whole = replace(cohort.weighted(batch), picks=chosen)
+        part = summarize(first.net, whole, first.own, down, cohort.keys[:count])
         at += rows.shape[1]
         sums = part if sums is None else map_leaves(_add_first, sums, part)
     return sums
@@ -130,6 +129,15 @@ def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
         yield count, rows[:count]
 
 
+def _batches(
+    cohort: Cohort, table: Tensor, examples: Examples
+) -> Iterator[tuple[int, Tensor, Batch]]:
+    """Yield the pieces of a table (K, rows): their clients, their rows and their batches."""
+    pieces = _pieces(table, rows_at_once(cohort.ctx.task))
+    for rows, _, batch in examples.batches((rows, None) for _, rows in pieces):
+        yield len(rows), rows, batch
+
+
 def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> RowPredictions:
     """Predict the rows of a table (K, rows); return the per-row results, (K, rows, ...).
 
@@ -146,9 +154,8 @@ def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
         return _no_predictions(cohort)
     pieces = []
     with torch.no_grad():
-        for count, rows in _pieces(table, rows_at_once(cohort.ctx.task)):
+        for count, _, batch in _batches(cohort, table, examples):
             first, down = _first(cohort, clients, count)
-            batch = examples.batch(rows)
             piece = lifted(first.net, first.own, down, batch, cohort.keys[:count])
             pieces.append(map_leaves(lambda leaf: _filled(leaf, len(table)), piece))
     whole: RowPredictions = map_leaves(lambda *leaf: torch.cat(leaf, 1), *pieces)
@@ -172,9 +179,8 @@ def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
     lifted = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
     sums: Columns = {}
     with torch.no_grad():
-        for count, rows in _pieces(table, rows_at_once(cohort.ctx.task)):
+        for count, _, batch in _batches(cohort, table, examples):
             first, down = _first(cohort, clients, count)
-            batch = examples.batch(rows)
             piece = lifted(first.net, batch, first.own, down, cohort.keys[:count])
             for name, row in piece.items():
                 whole = _filled(torch.stack([row.nansum(1), (~row.isnan()).sum(1)], 1), len(table))

@@ -100,11 +100,15 @@ def _phase(
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
     memory = _memory(clients.memory.get(name), optimizer, learned)
     step = _Step(cohort, phase, optimizer, clients, learned, memory)
-    for s, rows in enumerate(_batches(cohort, phase, keys, name)):
+    rows_and_keys = (
+        (step.trimmed(rows), random.fold(keys[: len(rows)], "step", s))
+        for s, rows in enumerate(_batches(cohort, phase, keys, name))
+    )
+    for s, (rows, step_keys, batch) in enumerate(cohort.examples.batches(rows_and_keys)):
         count, present = len(rows), (rows >= 0).sum(1)
         if life == "epoch":
             step.forget(per_epoch[:count], s)
-        losses = step(count, rows, random.fold(keys[:count], "step", s))
+        losses = step(count, batch, step_keys)
         seen[:count, 0] += losses * present
         seen[:count, 1] += present
     net, own = _install(clients.net, clients.own, learned)
@@ -185,12 +189,15 @@ class _Step:
         self.down = self.cohort.down if self.cohort.broadcast else take(self.cohort.down, cut)
         self.rows = take(self.memory, cut)
 
-    def __call__(self, count: int, rows: Tensor, keys: Tensor) -> Tensor:
+    def trimmed(self, rows: Tensor) -> Tensor:
+        """Return the rows of a step, (count, batch), without absent rows if one client trains."""
+        # absent rows come last and take as much time as others
+        return rows[:, rows[0] >= 0] if self.whole else rows
+
+    def __call__(self, count: int, batch: Batch, keys: Tensor) -> Tensor:
         if count != self.count:
             self._slice(count)
-        if self.whole:
-            rows = rows[:, rows[0] >= 0]  # absent rows come last and take as much time as others
-        batch = self._batch(count, rows, keys)
+        batch = self._weighted(count, batch)
         with self._draws(keys):
             if self.cohort.private_steps is None:
                 losses, grads = self._gradients(batch, keys)
@@ -237,8 +244,8 @@ class _Step:
         size = self.training.batch_size
         return losses, {name: g.to(self.params[name].dtype) / size for name, g in noisy.items()}
 
-    def _batch(self, count: int, rows: Tensor, keys: Tensor) -> Batch:
-        batch = self.cohort.weighted(self.cohort.examples.batch(rows, keys))
+    def _weighted(self, count: int, batch: Batch) -> Batch:
+        batch = self.cohort.weighted(batch)
         if self.class_weights is None:
             return batch
         weight = self.class_weights[:count].gather(1, batch.y)

@@ -19,7 +19,9 @@ from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
 from fedgist.errors import RecipeError, listed, nearest
+from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
+from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import check_named
 from fedgist.world.client_lists import own_rows
@@ -34,10 +36,12 @@ def read_data(
     own: Dataset | None = None,
     root: Path | None = None,
     target: Target | None = None,
+    code: str | None = None,
 ) -> Dataset:
     """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``.
 
-    ``target`` is the form of the labels that the recipe's objective reads.
+    ``target`` is the form of the labels that the recipe's objective reads. A user's own source is
+    looked for in the folder ``code`` first.
     """
     if own is not None:
         if section.words is not None:
@@ -47,11 +51,15 @@ def read_data(
         data = with_classes(check(own, section.missing_labels), section.classes)
     else:
         check_named("data", section.name, "data=")
+        with modules_from(code):
+            source = data_source(section.name)
         data = load_data(
             section.name,
             root=root,
             classes=section.classes,
             seed=seed,
+            read=section.read,
+            source=source,
             words=None if section.words is None else Reading(**section.words.model_dump()),
             target=target,
             missing_labels=section.missing_labels,

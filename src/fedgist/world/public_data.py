@@ -7,7 +7,7 @@ They are normalized with the training set's mean and standard deviation.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from fedgist.core import random
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.facts import DataFacts
+from fedgist.data.lazy_rows import held
 from fedgist.data.partition import Partition
 from fedgist.data.sources.in_memory import examples_like
 from fedgist.data.sources.loading import load_data
@@ -167,7 +168,8 @@ def _check_given(section: PublicSection | None) -> None:
 def _seen(data: Dataset, *, labelled: bool = False) -> Public:
     """Return public rows with public labels; the labels of texts are their next tokens."""
     labelled = labelled or data.target == "words"
-    return Public(data.x, data.y, True) if labelled else _unlabelled(data.x)
+    x = held(data.inputs, "data.public: the public rows")
+    return Public(x, data.y, True) if labelled else _unlabelled(x)
 
 
 def _unlabelled(x: Tensor) -> Public:
@@ -194,8 +196,9 @@ def public_source(
         target=facts.target,
         **section.options,
     )
-    x = fitted_rows(other.x, f"data.public: {section.name}", facts, fill)
-    other = replace(other, x=x)
+    subject = f"data.public: {section.name}"
+    x = fitted_rows(held(other.inputs, subject), subject, facts, fill)
+    other = other.with_inputs(x, other.inputs_test)
     if section.rows is None:
         return _seen(other)
     if section.rows > len(other.x):

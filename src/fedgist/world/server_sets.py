@@ -11,6 +11,7 @@ from fedgist.core.batch import Batch, RowSet
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
+from fedgist.data.lazy_rows import Inputs
 from fedgist.data.sources.in_memory import labelled_like
 from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
@@ -29,8 +30,8 @@ class PartialTestSet:
     rows: Tensor
 
     @property
-    def x(self) -> Tensor:
-        """The examples (rows, *shape)."""
+    def x(self) -> Inputs:
+        """The examples (rows, *shape): a tensor, or lazy rows."""
         return self.whole.x[self.rows]
 
     @property

@@ -66,7 +66,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
             f"facts.feature_width = {setup.private_width}: each site of a federation has a private "
             "model; run this recipe with fedgist server (docs/federation.md)"
         )
-    data, public, central = _data(setup)
+    data, public, central = _data(setup, say)
     if setup.facts is not None:
         check_facts(declared_facts(setup), data)
     objective = objective_of(setup, data.facts)
@@ -92,9 +92,14 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     return World(side, data, parts, population, settings, public)
 
 
-def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
+def _data(
+    setup: Setup, say: Callable[[str], None]
+) -> tuple[Dataset, Public | None, Dataset | None]:
     """Return the clients' data, the public rows, and the rows that the server holds out."""
-    data = read_data(setup.data, setup.seed, setup.given.data, setup.given.root, setup.labels)
+    root, code = setup.given.root, setup.engine.code_folder
+    data = read_data(setup.data, setup.seed, setup.given.data, root, setup.labels, code)
+    for note in data.notes:
+        say(note)
     data, public = set_aside(setup, data)
     data, central = hold_out_at_server(setup, data)
     return data, public, central
@@ -123,7 +128,7 @@ def _held_out(
     """Return the held-out rows: those of all clients together, or those of the server."""
     if central is None:
         return on_train.only(parts.validation.rows)
-    return on_test.others(central.x, central.y)
+    return on_test.others(central.inputs, central.y)
 
 
 def _with_own_moments(

@@ -33,6 +33,8 @@ SOURCES: Registry[Callable[..., Dataset | SplitTexts]] = Registry(
         "stackexchange": "fedgist.data.sources.posts:stackexchange",
         "shakespeare": "fedgist.data.sources.posts:shakespeare",
         "npz": "fedgist.data.sources.npz:npz",
+        "npy": "fedgist.data.sources.npy_folder:npy",
+        "parquet": "fedgist.data.sources.parquet_rows:parquet",
         "folder": "fedgist.data.sources.image_folder:folder",
         "table": "fedgist.data.sources.tabular:table",
         "text_file": "fedgist.data.sources.text_file:text_file",

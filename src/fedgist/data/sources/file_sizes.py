@@ -7,9 +7,12 @@ file is refused with a one-line error. Data are read in pieces, never beyond the
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import stat
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -34,7 +37,7 @@ _KINDS = (
 def usable_memory() -> int:
     """Return the number of bytes that data or stacks of clients may use: half of the memory.
 
-    The memory is the machine's, or the limit of its container.
+    The memory is the machine's, or the limit of its container or of this process.
     """
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -43,15 +46,29 @@ def usable_memory() -> int:
     for limit in _GROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or the word "max"
             whole = min(whole, int(limit.read_text()))
-    return whole // 2
+    return min(whole, *_process_limits()) // 2
+
+
+def _process_limits() -> list[int]:
+    """Return the limits of this process on its memory in bytes; at least one number."""
+    if find_spec("resource") is None:  # not available on every system
+        return [sys.maxsize]
+    resource = importlib.import_module("resource")
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return [limit if limit != resource.RLIM_INFINITY else sys.maxsize for limit in limits]
+
+
+def fits(size: int, share: int = 1) -> bool:
+    """Return whether ``size`` bytes fit in the usable memory divided by ``share``."""
+    return size <= usable_memory() // share
 
 
 def check_memory(size: int, subject: str, advice: str = "") -> None:
     """Raise DataError if ``size`` bytes for ``subject`` exceed the usable memory."""
     if size > (most := usable_memory()):
         raise DataError(
-            f"{subject} would take {_in_words(size)}; half of this machine's memory is "
-            f"{_in_words(most)}{advice and '; '}{advice}"
+            f"{subject} would take {in_words(size)}; half of this machine's memory is "
+            f"{in_words(most)}{advice and '; '}{advice}"
         )
 
 
@@ -59,7 +76,7 @@ def check_packing(packed: int, size: int, subject: str, advice: str) -> None:
     """Raise DataError if unpacking ``packed`` bytes to ``size`` has an implausible ratio."""
     if size > max(_SMALL, _MOST_TIMES * packed):
         raise DataError(
-            f"{subject} is {_in_words(packed)} that unpack to {_in_words(size)}, more than "
+            f"{subject} is {in_words(packed)} that unpack to {in_words(size)}, more than "
             f"{_MOST_TIMES} times as much; if that is meant, {advice}"
         )
 
@@ -97,7 +114,12 @@ def readable(subject: str) -> Iterator[None]:
         raise DataError(f"{subject} cannot be read: {lacking}") from error
 
 
-def _in_words(size: int) -> str:
+def in_words(size: int) -> str:
+    """Return a number of bytes with three digits and a unit.
+
+    >>> in_words(3_210_000_000)
+    '3.21 GB'
+    """
     units = ("bytes", "kB", "MB", "GB", "TB", "PB")
     power = min((len(str(size)) - 1) // 3, len(units) - 1)
     return f"{size / 1000**power:.3g} {units[power]}" if size < 10**18 else f"{size:.0e} bytes"

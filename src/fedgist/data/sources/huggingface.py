@@ -9,9 +9,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.lazy_rows import Inputs, outline
 from fedgist.data.sources.array_file import features as as_features
-from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stacked_images
+from fedgist.data.sources.file_sizes import fits
+from fedgist.data.sources.hub_rows import lazy_images, lazy_numbers
+from fedgist.data.sources.image_pixels import (
+    image_bytes,
+    pixels,
+    shared_size,
+    size_of,
+    stacked_images,
+)
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Missing,
@@ -22,6 +32,8 @@ from fedgist.data.sources.labelled_rows import (
     split_rows,
 )
 from fedgist.data.sources.optional_packages import need
+from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.stored_labels import label_columns
 from fedgist.errors import DataError, first_line
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
@@ -41,14 +53,15 @@ class HubSplit(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, column: str, /) -> Sequence[Any]: ...
+    def __getitem__(self, key: str | int, /) -> Any:
+        """Return a column by its name, or a row by its number."""
 
 
 def huggingface(
     *,
     path: str | Path,
     config: str | None = None,
-    label: str = "label",
+    label: str | list[str] = "label",
     image: str | None = None,
     features: list[str] | None = None,
     client: str | None = None,
@@ -58,6 +71,8 @@ def huggingface(
     test_fraction: float | None = None,
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
+    target: Target = "class",
+    read: Read = "auto",
 ) -> Dataset:
     """Read a Hugging Face data set: labels, and a column of images or numeric columns.
 
@@ -69,7 +84,8 @@ def huggingface(
         The configuration, if the data set has several.
     label
         The column of labels. If the data set names its classes, these names and their order are
-        used.
+        used. For the objectives ``regression`` and ``multilabel`` it holds numbers, or 1 and 0, and
+        may be a list of columns.
     image
         The column of images. Give either this or ``features``.
     features
@@ -95,7 +111,9 @@ def huggingface(
     -----
     This source needs the package datasets, which may download data from the hub. Pooled
     normalization: mean and deviation of each column, or of each channel of images, 0 to 1, over all
-    training rows, those held out for validation included.
+    training rows, those held out for validation included. With ``data.read = "lazy"``, or if images
+    would fill more than half of the memory, rows are read from the library's files when they are
+    used; missing numbers are then refused.
 
     Examples
     --------
@@ -106,7 +124,7 @@ def huggingface(
         path = "ylecun/mnist"
         image = "image"
     """
-    columns = _input_columns(image, features, str(path))
+    columns, labels = _input_columns(image, features, str(path)), label_columns(label, target)
     splits = _load(path, config)
     if test is None and "test" in splits:
         test = "test"
@@ -116,18 +134,37 @@ def huggingface(
         _split(splits, name, str(path)) for name in (train, *(() if test is None else (test,)))
     ]
     for rows in chosen:
-        _expect(rows, [*columns, label, *([] if client is None else [client])], str(path))
-    if image is not None:
-        inputs = _images(chosen, image, size_of(image_size), str(path))
-    else:
-        inputs = [_numbers(rows, columns, str(path)) for rows in chosen]
-    labelled = [
-        LabelledRows(x, _labels(rows, label, str(path)), _clients(rows, client, str(path)))
-        for rows, x in zip(chosen, inputs, strict=True)
-    ]
+        _expect(rows, [*columns, *labels, *([] if client is None else [client])], str(path))
+    inputs = _inputs(chosen, columns, image, size_of(image_size), str(path), read)
+    labelled = []
+    for rows, x in zip(chosen, inputs, strict=True):
+        own = _labels(rows, labels, target, str(path)), _clients(rows, client, str(path))
+        lazy = None if isinstance(x, torch.Tensor) else x
+        labelled.append(LabelledRows(outline(x), *own, lazy))
     train_rows, test_rows = labelled if test is not None else split_rows(labelled[0], test_fraction)
-    names = classes or _class_names(chosen[0], label)
-    return dataset(str(path), train_rows, test_rows, classes=names, missing=missing)
+    names = labels if target in NUMERIC else classes or _class_names(chosen[0], labels[0])
+    return dataset(str(path), train_rows, test_rows, classes=names, missing=missing, target=target)
+
+
+def _inputs(
+    splits: list[HubSplit],
+    columns: list[str],
+    image: str | None,
+    size: tuple[int, int] | None,
+    path: str,
+    read: Read,
+) -> list[Inputs]:
+    """Return the inputs of each split: held in memory, or read when they are used."""
+    if image is None and read != "lazy":
+        return [_numbers(rows, columns, path) for rows in splits]
+    if image is None:
+        return [lazy_numbers(path, rows, columns) for rows in splits]
+    first = lazy_images(path, splits[0], image, size)
+    size = first.shape[2], first.shape[3]
+    count = sum(len(rows) for rows in splits)
+    if read == "once" or (read == "auto" and fits(image_bytes(size, count))):
+        return list[Inputs](_images(splits, image, size, path))
+    return [first, *(lazy_images(path, rows, image, size) for rows in splits[1:])]
 
 
 def _input_columns(image: str | None, features: list[str] | None, path: str) -> list[str]:
@@ -211,7 +248,11 @@ def _numbers(rows: HubSplit, columns: list[str], path: str) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _labels(rows: HubSplit, column: str, path: str) -> Values:
+def _labels(rows: HubSplit, columns: list[str], target: Target, path: str) -> Values:
+    """Return labels: texts (rows,), or of numbers and labels float32 (rows, columns)."""
+    if target in NUMERIC:
+        return _numbers(rows, columns, path).numpy()
+    column = columns[0]
     names = _class_names(rows, column)
     if not names:
         return _texts(rows, column, f"{path}: the labels {column!r}")

@@ -7,26 +7,42 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.file_sizes import regular
-from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stacked_images
+from fedgist.data.lazy_rows import Inputs, LazyRows, outline, sample_of
+from fedgist.data.sources.file_identity import identity_of
+from fedgist.data.sources.file_sizes import fits, regular
+from fedgist.data.sources.image_pixels import (
+    image_bytes,
+    is_grey,
+    pixels,
+    plausible_size,
+    shared_size,
+    size_of,
+    stacked_images,
+)
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Values,
     dataset,
+    held_out,
     refuse_fraction,
-    split_rows,
 )
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
+from fedgist.data.sources.read_modes import Read
 from fedgist.errors import DataError, first_line
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_RGB = 3
+_IN_A_BATCH = 64  # images that must fit in memory together
+_LOOKED_AT = 256  # images that are looked at first for colours
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 _BROKEN = (
     OSError,
@@ -47,6 +63,7 @@ def folder(
     image_size: int | list[int] | None = None,
     test_fraction: float | None = None,
     classes: Sequence[str] = (),
+    read: Read = "auto",
 ) -> Dataset:
     """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or val/), or from PATH/CLASS/.
 
@@ -62,6 +79,8 @@ def folder(
         Fraction of each class held out as test rows. Default 0.2. Not with a folder of test images.
     classes
         Names of the classes in the order of their numbers.
+    read
+        Whether images are decoded once or when they are used.
 
     Notes
     -----
@@ -86,14 +105,71 @@ def folder(
     train_files = _labelled_files(train)
     test_files = [] if test is None else _labelled_files(test)
     files = train_files + test_files
-    x = stacked_images(read_images([file for file, _ in files], size_of(image_size)), len(files))
+    x = _images([file for file, _ in files], size_of(image_size), top.name, read)
     labels = np.array([label for _, label in files], dtype=object)
-    count = len(train_files)
-    train_rows = LabelledRows(x[:count], labels[:count])
     if test is None:
-        return dataset(top.name, *split_rows(train_rows, test_fraction), classes=classes)
-    test_rows = LabelledRows(x[count:], labels[count:])
-    return dataset(top.name, train_rows, test_rows, classes=classes)
+        held = held_out(labels, test_fraction)
+        kept, tested = (torch.from_numpy(mask) for mask in (~held, held))
+        parts = (x[kept], labels[~held]), (x[tested], labels[held])
+    else:
+        count = len(train_files)
+        parts = (x[:count], labels[:count]), (x[count:], labels[count:])
+    rows = (LabelledRows(outline(inputs), own) for inputs, own in parts)
+    return dataset(top.name, *rows, classes=classes).with_inputs(parts[0][0], parts[1][0])
+
+
+def _images(files: list[Path], size: tuple[int, ...] | None, name: str, read: Read) -> Inputs:
+    """Return all images, uint8 (images, channels, height, width): decoded now, or when used."""
+    if size is None:
+        with _opened(files[0]) as image:
+            size = plausible_size(image.size[::-1], len(files), first=str(files[0]))
+    a_few_fit = fits(image_bytes(size, 1), _IN_A_BATCH)
+    large = a_few_fit and not fits(image_bytes(size, len(files)))
+    if read == "once" or (read == "auto" and not large):
+        return stacked_images(read_images(files, size), len(files))
+    return LazyRows.of(ImageRows(name, tuple(files), size, _channels(files)))
+
+
+def _channels(files: Sequence[Path]) -> int:
+    """Return 1 if all images are grey, else 3. Headers are read until one has colours."""
+    few = sample_of(len(files), _LOOKED_AT).tolist()
+    for row in (*few, *range(len(files))):
+        with _opened(files[row]) as image:
+            if not is_grey(image.mode):
+                return _RGB
+    return 1
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """A reader of image files, which are decoded when they are used.
+
+    ``size`` is height and width, and ``channels`` is 1 or 3.
+    """
+
+    name: str
+    files: tuple[Path, ...] = field(repr=False)
+    size: tuple[int, ...]
+    channels: int
+    draws: bool = False
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __call__(self, row: int) -> object:
+        """Return an image, uint8 (channels, height, width)."""
+        file = self.files[row]
+        with _opened(file) as image:
+            array = pixels(image, self.size, str(file), self.channels)
+        return np.array(array)
+
+    def file_of(self, row: int) -> str:
+        """Return the file of an image."""
+        return str(self.files[row])
+
+    def identity(self) -> Sequence[str]:
+        """Return the name, size and time of each file."""
+        return tuple(identity_of([str(file) for file in self.files]))
 
 
 def _split_folders(top: Path) -> tuple[Path, Path | None]:

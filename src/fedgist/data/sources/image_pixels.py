@@ -38,17 +38,39 @@ def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int
 
     ``first`` names the image that set the size, if no image_size was given.
     """
+    height, width = plausible_size(size, count, first)
+    subject = f"{first and first + ': '}{count} images of {height}x{width} pixels"
+    check_memory(
+        image_bytes(size, count),
+        subject,
+        "the option image_size makes them smaller, and "
+        "data.read = 'lazy' decodes them when they are used",
+    )
+    return size
+
+
+def image_bytes(size: tuple[int, ...], count: int) -> int:
+    """Return the number of bytes of ``count`` images of ``size``, height and width."""
+    return _COLOURS * count * size[0] * size[1]
+
+
+def plausible_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int, ...]:
+    """Return ``size``, height and width, if the first image may set the size of all.
+
+    ``first`` names the image that set the size, if no image_size was given.
+    """
     height, width = size
     if first and height * width > MOST_PIXELS:
         raise DataError(
             f"{first} has {height}x{width} pixels, and the first image sets the size of all "
             f"{count}; above {MOST_PIXELS} pixels the option image_size must say so"
         )
-    subject = f"{first and first + ': '}{count} images of {height}x{width} pixels"
-    check_memory(
-        _COLOURS * count * height * width, subject, "the option image_size makes them smaller"
-    )
     return size
+
+
+def is_grey(mode: str) -> bool:
+    """Return whether PIL images of this mode have one channel."""
+    return mode in _GREY
 
 
 def pixels(

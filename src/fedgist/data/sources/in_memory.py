@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.label_check import check_labels
+from fedgist.data.lazy_rows import Inputs, LazyRows, outline
 from fedgist.data.sources.labelled_rows import (
     Values,
     codes,
@@ -42,6 +44,7 @@ _FORMS = (
     "(train, test), or a fedgist.Dataset"
 )
 _WHITE = 255.0
+X = TypeVar("X", Tensor, LazyRows)
 _BELIEVED = 1000  # largest plausible number of classes, or ten times the classes that occur
 
 
@@ -101,7 +104,8 @@ def _picked(values: Any, rows: Values) -> object:
         return values.iloc[rows]
     if isinstance(values, list | tuple):
         return [values[row] for row in rows]
-    return values[torch.from_numpy(rows)] if isinstance(values, Tensor) else values[rows]
+    is_rows = isinstance(values, Tensor | LazyRows)
+    return values[torch.from_numpy(rows)] if is_rows else values[rows]
 
 
 def _from_arrays(parts: tuple[object, ...], target: Target) -> Dataset:
@@ -115,10 +119,10 @@ def _from_arrays(parts: tuple[object, ...], target: Target) -> Dataset:
         _same_length(x, y, x_name, y_name)
     x, y, x_test, y_test = xs[0], ys[0], (*xs, xs[0][:0])[1], (*ys, ys[0][:0])[1]
     scale = _WHITE if x.dtype == torch.uint8 else 1.0
-    mean, std = moments(x, scale) if len(x) else ((0.0,), (1.0,))
+    mean, std = moments(outline(x), scale) if len(x) else ((0.0,), (1.0,))
     about = num_classes, scale, mean, std, classes
-    measured = frozenset({"moments"})
-    data_set = Dataset("your data", x, y, x_test, y_test, *about, target=target, measured=measured)
+    data_set = Dataset("your data", outline(x), y, outline(x_test), y_test, *about, target=target)
+    data_set = replace(data_set, measured=frozenset({"moments"})).with_inputs(x, x_test)
     return check(with_columns(data_set, columns) if columns and len(x) else data_set)
 
 
@@ -214,8 +218,11 @@ def _tensor(x: object, row: int, subject: str) -> Tensor:
 
 def _all_examples(
     values: Sequence[object], names: Sequence[str]
-) -> tuple[list[Tensor], tuple[Column, ...]]:
+) -> tuple[list[Inputs], tuple[Column, ...]]:
     """Return training and test examples, and the columns inferred from the training rows."""
+    lazy = [value for value in values if isinstance(value, LazyRows)]
+    if len(lazy) == len(values):
+        return [*_alike(lazy)], ()
     if len({is_frame(value) for value in values}) > 1:
         raise DataError("data: one of x and x_test is a data frame, the other is not")
     if is_frame(values[0]):
@@ -225,9 +232,14 @@ def _all_examples(
             raise DataError(f"{names[0]} has no columns")
         return [encode(table, columns) for table in tables], columns
     xs = [example_values(value, name) for value, name in zip(values, names, strict=True)]
+    return [*_alike(xs)], ()
+
+
+def _alike(xs: Sequence[X]) -> Sequence[X]:
+    """Return training and test examples if they have the same type."""
     if len({x.dtype for x in xs}) > 1:
         raise DataError("data: one of x and x_test holds bytes (uint8), the other does not")
-    return xs, ()
+    return xs
 
 
 def _all_labels(
@@ -278,6 +290,6 @@ def _codes(values: Values, names: tuple[str, ...], subject: str) -> Tensor:
     return codes(values, names)
 
 
-def _same_length(x: Tensor, y: Tensor, x_name: str, y_name: str) -> None:
+def _same_length(x: Inputs, y: Tensor, x_name: str, y_name: str) -> None:
     if len(x) != len(y):
         raise DataError(f"{x_name} has {len(x)} rows, but {y_name.partition(': ')[2]} has {len(y)}")

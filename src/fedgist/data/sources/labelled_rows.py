@@ -6,7 +6,7 @@ Test rows are held out, labels and clients are numbered, and mean and std are co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedgist.core.random import key, permutation
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MANY_CLASSES
+from fedgist.data.lazy_rows import LazyRows, outline
 from fedgist.errors import DataError, listed
 
 Values = NDArray[Any]
@@ -32,17 +33,22 @@ class LabelledRows:
 
     ``clients`` are an array (rows,) of text, as :func:`as_texts` returns it. So are ``labels``, or
     they are numbers (rows, outputs), with NaN where one is missing, or the classes of pixels (rows,
-    height, width), -1 where it is missing.
+    height, width), -1 where it is missing. ``lazy`` reads the examples if ``x`` has only their
+    shape and type.
     """
 
     x: Tensor
     labels: Values
     clients: Values | None = None
+    lazy: LazyRows | None = field(default=None, repr=False)
 
     def take(self, mask: Values) -> LabelledRows:
         """Return the rows where the Boolean ``mask`` (rows,) is true."""
         clients = None if self.clients is None else self.clients[mask]
-        return LabelledRows(self.x[torch.from_numpy(mask)], self.labels[mask], clients)
+        chosen = torch.from_numpy(mask)
+        lazy = None if self.lazy is None else self.lazy[chosen]
+        x = self.x[chosen] if lazy is None else outline(lazy)
+        return LabelledRows(x, self.labels[mask], clients, lazy)
 
 
 def with_a_label(rows: LabelledRows, target: Target) -> LabelledRows:
@@ -159,8 +165,11 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
     """Return the mean and the standard deviation of ``x / scale`` for each channel or column.
 
     ``x`` is (rows, channels, ...), bytes or numbers. A constant channel gets std 1, so that the
-    division by it is harmless.
+    division by it is harmless. Of rows without numbers (on the device ``meta``) nothing is known
+    yet: see :func:`~fedgist.data.sampled_moments.with_sampled_moments`.
     """
+    if x.is_meta:
+        return (0.0,), (1.0,)
     mean, std, constant = (_byte_moments if x.dtype == torch.uint8 else _real_moments)(x, scale)
     return tuple(mean.tolist()), tuple(torch.where(constant, 1.0, std).tolist())
 
@@ -217,6 +226,8 @@ def dataset(
     if not len(train.x) or not train.x[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
     names, (y, y_test) = _labels(name, train, test, classes, target)
+    if missing == "mean" and train.lazy is not None:
+        raise DataError(f"{name}: missing = 'mean' needs all rows in memory: data.read = 'once'")
     fill = means(name, train.x) if missing == "mean" else None
     x, x_test = (fill_in(rows.x, fill) for rows in (train, test))
     scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
@@ -232,6 +243,8 @@ def dataset(
         scale=scale,
         mean=mean,
         std=std,
+        lazy=train.lazy,
+        lazy_test=test.lazy,
         classes=names,
         fill=fill,
         clients=None if train.clients is None else codes(train.clients, clients),

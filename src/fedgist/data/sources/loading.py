@@ -12,12 +12,13 @@ from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.locations import data_root
+from fedgist.data.sources.read_modes import Read
 from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
 # parameters that sources share
-NO_OPTIONS = ("root", "classes", "seed", "target", "missing_labels")
+NO_OPTIONS = ("root", "classes", "seed", "read", "target", "missing_labels")
 
 
 def load_data(
@@ -29,6 +30,8 @@ def load_data(
     words: Reading | None = None,
     target: Target | None = None,
     missing_labels: MissingLabels = "refuse",
+    read: Read = "auto",
+    source: Callable[..., Dataset | SplitTexts] | None = None,
     **options: object,
 ) -> Dataset:
     """Return the validated data set of the source ``name``.
@@ -37,15 +40,18 @@ def load_data(
     of all classes in the order of their numbers, if they differ from the source's. ``seed`` is the
     run's seed, for sources that draw their examples. ``words`` are the settings for texts.
     ``target`` is the form of the labels to read, if the source has several; the default is the
-    source's own. With ``missing_labels = "mask"`` labels may be missing. ``options`` are those of
-    the source.
+    source's own. With ``missing_labels = "mask"`` labels may be missing. ``read`` says how rows are
+    read: once, or when they are used. ``source`` reads the data set if the name is a user's own.
+    ``options`` are those of the source.
     """
-    source = _source(name)
+    source = source or _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
-    common = {"root": data_root(root), "classes": classes, "seed": seed}
+    common = {"root": data_root(root), "classes": classes, "seed": seed, "read": read}
     common |= {"missing_labels": missing_labels}
     common |= {} if target is None else {"target": target}
     taken = inspect.signature(source).parameters
+    if read == "lazy" and "read" not in taken:
+        raise DataError(f"data.read = 'lazy': the rows of {name} are read once, into memory")
     arguments |= {key: value for key, value in common.items() if key in taken}
     with readable(name):
         data = source(**arguments)

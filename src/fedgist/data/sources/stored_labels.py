@@ -13,6 +13,17 @@ _COLUMN_DIMS, _PIXEL_DIMS = 2, 3  # rows and outputs; rows, height, width
 _MOST = 2**15  # classes of pixels
 
 
+def label_columns(label: str | list[str], target: Target) -> list[str]:
+    """Return the columns of labels; only numbers and several labels may have more than one."""
+    columns = [label] if isinstance(label, str) else label
+    if not columns or (len(columns) > 1 and target not in NUMERIC):
+        raise DataError(
+            f"data.label = {columns}: a class is in one column; the objectives regression and "
+            "multilabel read several"
+        )
+    return columns
+
+
 def stored_labels(values: Values, subject: str, target: Target) -> Values:
     """Return an array of labels (rows, ...) in the form of the target.
 

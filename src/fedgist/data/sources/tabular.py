@@ -27,6 +27,7 @@ from fedgist.data.sources.labelled_rows import (
     refuse_fraction,
 )
 from fedgist.data.sources.locations import existing
+from fedgist.data.sources.stored_labels import label_columns
 from fedgist.data.sources.table_file import (
     TableFrame,
     expect,
@@ -119,7 +120,7 @@ def table(
         age = "number"
         town = ["Bonn", "Ulm"]
     """
-    labels, masked = _label_columns(label, target), missing_labels == "mask"
+    labels, masked = label_columns(label, target), missing_labels == "mask"
     whole = _labelled(load_table(existing(path)), labels, target, masked=masked)
     mask = _test_rows(whole, labels, target, test, test_fraction)
     by_column = test is None or str(test) in whole.frame.columns
@@ -170,17 +171,6 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
     subject = f"{name} with {rows} rows of {width} numbers and categories"
     check_memory(4 * rows * width, subject, "name columns with many categories in ignore")
     return rows, width
-
-
-def _label_columns(label: str | list[str], target: Target) -> list[str]:
-    """Return the columns of labels; only numbers and several labels may have more than one."""
-    columns = [label] if isinstance(label, str) else label
-    if not columns or (len(columns) > 1 and target not in NUMERIC):
-        raise DataError(
-            f"data.label = {columns}: a class is in one column; the objectives regression and "
-            "multilabel read several"
-        )
-    return columns
 
 
 def _labelled(

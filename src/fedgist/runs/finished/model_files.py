@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import RecipeError, one_of
 from fedgist.runs import atomic_files as files
-from fedgist.runs.finished.trained_models import ClientModel
+from fedgist.runs.finished.trained_models import NO_PROBABILITIES, ClientModel
 
 DESCRIPTION = "fedgist.json"  # the file in a .pt2 that describes the model
 _ONNX = "writing .onnx needs onnx and onnxscript: pip install 'fedgist[onnx]'"
@@ -72,7 +72,7 @@ def description(model: ClientModel) -> dict[str, Any]:
         "head": model.arch.head,
         "outputs": outputs(model),
         "target": model.target,
-        "classes": [] if model.arch.projects else list(data.names),
+        "classes": [] if model.arch.projects else list(model.output_names),
         "columns": {
             c.name: None if c.categories is None else list(c.categories) for c in data.columns
         },
@@ -91,7 +91,7 @@ def outputs(model: ClientModel) -> str:
     """
     if model.arch.projects:
         return "features"
-    return "numbers" if model.target == "numbers" else "logits"
+    return "numbers" if model.target in NO_PROBABILITIES else "logits"
 
 
 def _as_texts(table: Mapping[str, Any]) -> dict[str, str]:

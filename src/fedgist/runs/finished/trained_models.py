@@ -25,6 +25,7 @@ from fedgist.runs.round import Federation
 from fedgist.world.data import client_number, data_of_client
 from fedgist.world.world import World
 
+NO_PROBABILITIES: frozenset[Target] = frozenset({"numbers", "own"})
 SERVER = "server/"  # before the name of a model of the server
 
 
@@ -86,7 +87,7 @@ class ClientModel(nn.Module):
         Logits of classes and labels stay logits.
         """
         other = copy.copy(self)
-        other.in_units = self.target == "numbers"
+        other.in_units = self.target in NO_PROBABILITIES
         return other
 
     def without(self, slots: Collection[str]) -> ClientModel:
@@ -106,9 +107,9 @@ class ClientModel(nn.Module):
         Raises
         ------
         RecipeError
-            If the model predicts numbers.
+            If the model predicts numbers, or what an objective of the user's own says.
         """
-        if self.target == "numbers":
+        if self.target in NO_PROBABILITIES:
             raise RecipeError("this model predicts numbers and no probabilities: use predict(x)")
         return self.answers(x, batch)
 
@@ -124,11 +125,12 @@ class ClientModel(nn.Module):
         """Return the prediction of each raw example.
 
         It is the name of the likeliest class, or of the next word of a text; a list of the names of
-        the labels with a probability above 1/2; the predicted numbers, (rows, numbers); or the
-        number of the likeliest class of each pixel, (rows, height, width).
+        the labels with a probability above 1/2; the predicted numbers, (rows, numbers); the number
+        of the likeliest class of each pixel, (rows, height, width); or the answers of an objective
+        of the user's own, (rows, ...).
         """
-        answers, names = self.answers(x), self.data.names
-        if self.target == "numbers":
+        answers, names = self.answers(x), self.output_names
+        if self.target in NO_PROBABILITIES:
             return answers
         if self.target == "pixels":
             return answers.argmax(-1)
@@ -136,6 +138,13 @@ class ClientModel(nn.Module):
             return [labels_in(row, names) for row in answers.tolist()]
         chances = sayable(answers) if self.target == "words" else answers
         return [names[label] for label in chances.argmax(1).tolist()]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The name of each class, label or number; numbers of an own objective have none."""
+        if self.target != "own":
+            return self.data.names
+        return tuple(f"output_{i}" for i in range(self.ctx.task.objective.outputs))
 
     @property
     def target(self) -> Target:
