@@ -26,7 +26,15 @@ from results_prose import Sources, rendered
 RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "data"
 REFERENCE = "local"  # what sharing gains is the difference from it
-CHOICE = Path(__file__).parent / "which-method.md"
+DOCS = Path(__file__).parent
+#: Other pages with the tables of an experiment, and the page of results and experiment it is of.
+COPIES: Mapping[str, tuple[str, str]] = {
+    "which-method.md": ("fedlog", "absence-methods"),
+    "tasks/regression.md": ("tasks", "regression"),
+    "tasks/multilabel.md": ("tasks", "multilabel"),
+    "tasks/text-classes.md": ("tasks", "text-classes"),
+    "tasks/segmentation.md": ("tasks", "segmentation"),
+}
 BEGIN, END = "<!-- made by docs/results_page.py -->\n", "<!-- end -->"  # of its table
 
 
@@ -168,18 +176,20 @@ def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
     return "\n".join(lines) + "\n", [picture for some in drawn for picture in some]
 
 
-def with_table(page: str, path: Path = RESULTS / "fedlog.toml", data: Path = DATA) -> str:
-    """Return the page on which method to choose, with the table of clients that come and go."""
-    about = tomllib.loads(path.read_text(encoding="utf-8"))
-    one = next(one for one in about["experiments"] if one["name"] == "absence-methods")
-    (table,) = tables_of(experiment(one, data))
+def with_tables(page: str, results: str, name: str, data: Path = DATA) -> str:
+    """Return a page with the tables of an experiment of a page of results."""
+    about = tomllib.loads((RESULTS / f"{results}.toml").read_text(encoding="utf-8"))
+    one = next(one for one in about["experiments"] if one["name"] == name)
+    lines = [x for table in tables_of(experiment(one, data)) for x in ("", *markdown_table(table))]
     before, _, rest = page.partition(BEGIN)
-    return "\n".join([before + BEGIN, *markdown_table(table), END]) + rest.partition(END)[2]
+    return "\n".join([before + BEGIN, *lines[1:], END]) + rest.partition(END)[2]
 
 
 def main() -> None:
-    """Write every page and its pictures."""
-    CHOICE.write_text(with_table(CHOICE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write every page and its pictures, and the tables of other pages."""
+    for place, source in COPIES.items():
+        text = (DOCS / place).read_text(encoding="utf-8")
+        (DOCS / place).write_text(with_tables(text, *source), encoding="utf-8")
     images = RESULTS / "img"
     images.mkdir(exist_ok=True)
     for path in sorted(RESULTS.glob("*.toml")):

@@ -45,7 +45,7 @@ MORE = {
     "model.project": "recipes.md#models-of-different-widths",
     "model.weights": "recipes.md#pretrained-models",
     "method.name": "recipes.md#several-methods-in-one-recipe",
-    "objective.name": "recipes.md#texts",
+    "objective.name": "tasks/index.md",
     "objective.metrics": "recipes.md#metrics",
     "train.lr_schedule": "recipes.md#training",
     "train.class_weights": "recipes.md#training",

@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from fedgist.core import class_metrics
-from fedgist.core.metrics import CLASS_METRICS
+from fedgist.core.metrics import CLASS_METRICS, METRICS_OF, OBJECTIVES
+from fedgist.core.target import LABELS_OF
 from fedgist.data.sources import SOURCES
 from fedgist.methods import METHODS
 from fedgist.recipe.schema import Recipe
@@ -19,11 +20,17 @@ from settings_page import fields, table_in
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 TABLE = TEXT.partition("## To add something\n")[2].strip().partition("\n\n")[0]
-ROWS: dict[str, str] = dict(re.findall(r"^\| (a [\w ]+?) \| (.*)$", TABLE, re.MULTILINE))
-EXAMPLES = {"a method": "fedlog", "a data set": "", "a metric": "", "a setting": ""}
+ROWS: dict[str, str] = dict(re.findall(r"^\| (an? [\w ]+?) \| (.*)$", TABLE, re.MULTILINE))
+EXAMPLES = {
+    "a method": "fedlog",
+    "a data set": "",
+    "a metric": "",
+    "an objective": "regression",
+    "a setting": "",
+}
 
 
-def test_the_four_rows_are_there() -> None:
+def test_the_five_rows_are_there() -> None:
     assert set(ROWS) == set(EXAMPLES)
 
 
@@ -61,6 +68,18 @@ def test_a_metric_has_its_function_in_the_file_of_its_row() -> None:
     assert set(class_metrics.MEASURES) == set(CLASS_METRICS)
     tested = (ROOT / "tests/core/test_objective.py").read_text("utf-8")
     assert [name for name in CLASS_METRICS if name not in tested] == []
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_is_in_all_files_of_its_row(name: str) -> None:
+    assert name in METRICS_OF
+    assert name in LABELS_OF
+    index = (ROOT / "docs/tasks/index.md").read_text("utf-8")
+    assert re.search(rf"^\| \[?`{name}`", index, re.MULTILINE)
+    page = index.partition(f"[`{name}`](")[2].partition(")")[0]
+    assert name == "classes" or (ROOT / "docs/tasks" / page.partition("#")[0]).is_file()
+    words = "".join(path.read_text("utf-8") for path in (ROOT / "tests/core").glob("*.py"))
+    assert re.search(rf"\b({OBJECTIVES[name].__name__})\b", words)
 
 
 def sections(kind: type) -> set[str]:

@@ -24,7 +24,7 @@ from fedgist.runs.finished.archived_run import to_csv
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FEATURES
 from results_cells import Experiment, experiment
-from results_page import CHOICE, DATA, RESULTS, make, section, tables_of, with_table
+from results_page import COPIES, DATA, DOCS, RESULTS, make, section, tables_of, with_tables
 from results_pictures import digest, pictures, write
 
 PAGES = sorted(RESULTS.glob("*.toml"))
@@ -51,9 +51,10 @@ def test_a_page_and_its_pictures_are_those_of_the_archive(path: Path) -> None:
     assert found == {picture.name: digest(picture) for picture in drawn}, AGAIN
 
 
-def test_the_page_on_which_method_has_the_table_of_the_archive() -> None:
-    page = CHOICE.read_text("utf-8")
-    assert with_table(page) == page, AGAIN
+@pytest.mark.parametrize("place", COPIES)
+def test_other_pages_have_the_tables_of_the_archive(place: str) -> None:
+    page = (DOCS / place).read_text("utf-8")
+    assert with_tables(page, *COPIES[place]) == page, AGAIN
 
 
 @pytest.mark.slow

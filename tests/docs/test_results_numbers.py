@@ -30,8 +30,10 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 DATA = RESULTS / "data"
 PAGES = sorted(path.stem for path in RESULTS.glob("*.toml"))
 MAIN = (
+    "eval/client/dice_mean",  # before the accuracy of pixels
     *("eval/client/accuracy_mean", "eval/client/probe_mean", "eval/global/accuracy"),
     *("eval/global/accuracy_mean", "eval/global/probe"),
+    *("eval/client/auroc_mean", "eval/client/r2_mean"),
 )
 BITS = {"b": 1, "kb": 1e3, "Mb": 1e6, "Gb": 1e9}
 Curves = dict[int, dict[int, float]]
@@ -55,7 +57,7 @@ class Runs:
         found = {}
         for seed, rounds in self.rounds.items():
             name = column or next(c for c in MAIN if c in rounds[-1])
-            scale = 1 if "loss" in name else 100
+            scale = 1 if "loss" in name or "r2" in name else 100
             found[seed] = {int(r["round"]): scale * r[name] for r in rounds if name in r}
         return {seed: curve for seed, curve in found.items() if curve}
 

@@ -1,0 +1,42 @@
+"""The table of methods and tasks is made from the code, has every method, and leads somewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedgist.core.metrics import OBJECTIVES
+from fedgist.core.target import EVERY_TARGET
+from fedgist.methods import METHODS
+from tasks_page import BEGIN, END, HEADS, IN_SHORT, OWN, PAGE, WITH, cell, target_of, with_table
+
+TABLE = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
+
+
+def test_the_table_of_methods_and_tasks_is_current() -> None:
+    page = PAGE.read_text("utf-8")
+    assert with_table(page) == page, "run: python docs/tasks_page.py"
+
+
+def test_the_table_has_every_method_once_and_every_objective() -> None:
+    assert sorted(re.findall(r"\[`(\w+)`\]", TABLE)) == sorted(METHODS)
+    assert set(HEADS) == {*OBJECTIVES, OWN}
+    assert set(IN_SHORT) == EVERY_TARGET - {OWN}
+    assert all(cell(*pair).startswith("yes with") for pair in WITH)
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "text"),
+    [
+        ("fedavg", OWN, "yes"),
+        ("fedlog", "regression", "yes"),
+        ("fedlog", "segmentation", "needs one class for each row, numbers or several labels"),
+        ("fd", "regression", "needs one class for each row"),
+        ("fedproto", "multilabel", 'yes with `inference = "logits"`'),
+        ("flesd", "simclr", "yes"),
+    ],
+)
+def test_cells_say_yes_or_what_is_needed(method: str, objective: str, text: str) -> None:
+    assert cell(method, objective) == text
+    assert (target_of(objective) in METHODS[method].targets) == text.startswith("yes")
