@@ -44,6 +44,8 @@ MORE = {
     "model.name": "python.md#model",
     "model.project": "recipes.md#models-of-different-widths",
     "model.weights": "recipes.md#pretrained-models",
+    "model.frozen": "lora.md",
+    "model.adapters": "lora.md",
     "method.name": "recipes.md#several-methods-in-one-recipe",
     "objective.name": "tasks/index.md",
     "objective.metrics": "recipes.md#metrics",

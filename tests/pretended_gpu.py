@@ -177,9 +177,16 @@ def encoders(device: str) -> list[Line]:
         return list(fedgist.run(recipe, data=data, out=Path(folder) / "run").rounds)
 
 
+def adapters(device: str) -> list[Line]:
+    """Return the lines of a round of adapters in a frozen body."""
+    model = {"share": 1.0, "hidden": [6, 5], "adapters": {"rank": 2}}
+    small: dict[str, Any] = {"architectures": {"mlp": model}, "engine": {"device": device}}
+    return trace(law_world(METHOD_OBJECTS["fedavg"], **small), rounds=1).rounds
+
+
 TRIALS: dict[str, Callable[[str], list[Line]]] = {
     name: partial(round_of, name) for name in METHOD_OBJECTS
-} | {"encoders": encoders}
+} | {"encoders": encoders, "adapters": adapters}
 
 
 def main(names: Sequence[str]) -> None:

@@ -40,7 +40,9 @@ def test_private_models_of_any_shape_meet_at_the_heads(rows: Path) -> None:
     text = parsed(recipe("fedlog", facts=PRIVATE_FACTS))
     side = server_context(resolve(text), NAMES)
     assert list(side.task.architectures) == [PRIVATE]
-    for model in ({"name": "mlp", "hidden": [40, 20]}, {"name": "mlp", "hidden": [12]}):
+    small = {"name": "mlp", "hidden": [12]}
+    frozen = [small | {"frozen": True}, small | {"adapters": {"rank": 2}}]
+    for model in ({"name": "mlp", "hidden": [40, 20]}, small, *frozen):
         part = site_part(text, NAMES, 0, site(rows, model=model), secret=7)
         try_training(part)
         assert part.task.architectures[PRIVATE].feature_width == 12

@@ -149,7 +149,7 @@ def run(
         data=data_set,
         clients=rows,
         clients_test=tests,
-        groups=groups_of(model, rows, own_start=full_recipe.clients.init == "own"),
+        groups=groups_of(model, rows, own_start=_draws_starts(full_recipe)),
         method=method,
         objective=own,
         metrics=metrics_of(metrics),
@@ -192,3 +192,9 @@ def _notes(recipe: Recipe, given: Overrides, folder: Path | None) -> list[str]:
         return []
     msg = f"method {name} is defined in this notebook or script: only Python with the object can "
     return [msg + f"resume {folder} or predict from it"]
+
+
+def _draws_starts(recipe: Recipe) -> bool:
+    """Return whether each client draws the weights of a module; a frozen body keeps its own."""
+    is_frozen = recipe.model is not None and recipe.model.frozen
+    return recipe.clients.init == "own" and not is_frozen

@@ -111,24 +111,32 @@ def export_(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: .pt2, .onnx or .safetensors.")
     ],
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Write the adapters alone; -o is a folder.")
+    ] = False,
     data_root: DataRoot = None,
 ) -> None:
     """Write a final model of a client or of the server to a file that needs no fedgist.
 
-    Use it to deploy a model. The file's suffix selects the format.
+    Use it to deploy a model. The file's suffix selects the format. Adapters are merged into the
+    weights. With --adapters they are written by themselves, in the format of peft.
 
     Examples
     --------
     fedgist export runs/mine --client 3 -o site.onnx
     fedgist export runs/mine --client server/large -o large.pt2
+    fedgist export runs/mine --client 3 --adapters -o site-adapters
     """
     from fedgist.recipe.overrides import Overrides
     from fedgist.runs import runner
+    from fedgist.runs.finished.adapter_files import export_adapters
     from fedgist.runs.finished.model_files import check_format, export
     from fedgist.runs.finished.trained_models import SERVER, trained_model
 
-    check_format(out)
+    if not adapters:
+        check_format(out)
     federation, world = runner.load_run(folder, Overrides(root=data_root))
-    export(trained_model(federation, world, client), out)
+    write = export_adapters if adapters else export
+    write(trained_model(federation, world, client), out)
     who = client if client.startswith(SERVER) else f"client {client}"
     console().print(words(f"{who} of {folder} written to {out}"))

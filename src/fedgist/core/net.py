@@ -39,7 +39,8 @@ class Architecture:
     features and logits have one row per place, (batch, *places, m): per token or per pixel. With
     ``projects``, the head includes a hidden layer as wide as the features, ``HEAD.hidden``,
     followed by ReLU. ``dropout`` is the module's dropout before the head. ``drops_features`` says
-    that a dropout before the head had to stay in the body.
+    that a dropout before the head had to stay in the body. ``frozen`` is the whole model whose body
+    is a constant in ``module``, or None.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Architecture:
     projects: bool = False
     dropout: Dropout | None = field(default=None, repr=False)
     drops_features: bool = False
+    frozen: Net | None = field(default=None, repr=False)
 
     @property
     def projected(self) -> bool:
@@ -96,10 +98,12 @@ class Net:
     def features(self, x: Tensor) -> Tensor:
         """Run the body: ``(batch, *input) -> (batch, m)``."""
         module = self.arch.module
+        # a frozen body computes as in evaluation
+        run = self.run if self.arch.frozen is None else None
         # a user's module may ask whether it is being trained
-        if module.training != (self.run is not None):
-            module.train(self.run is not None)
-        with self._running(), self._cast(x):
+        if module.training != (run is not None):
+            module.train(run is not None)
+        with _running(run), self._cast(x):
             out: Tensor = functional_call(module, {**self.body, **self.buffers}, (x,))
         # heads and methods' own terms need all digits: ln(1 - h) of an h near 1
         return out.float() if out.dtype == torch.bfloat16 else out
@@ -107,7 +111,7 @@ class Net:
     def logits(self, z: Tensor) -> Tensor:
         """Run the head: (batch, m) -> (batch, classes), or the same at each place of a row."""
         if self.arch.dropout is not None:
-            with self._running():
+            with _running(self.run):
                 z = self.arch.dropout(z)
         if self.arch.projects:
             hidden = f"{self.arch.head}.hidden"
@@ -117,15 +121,6 @@ class Net:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the logits (batch, classes) of ``x``, ``(batch, *input)``."""
         return self.logits(self.features(x))
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """Set the current pass for the layers."""
-        token = current.set(self.run)
-        try:
-            yield
-        finally:
-            current.reset(token)
 
     def _cast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self.run is None else self.run.cast(x.device.type)
@@ -180,6 +175,16 @@ class Net:
         return self.with_arrays(
             {f"{self.arch.head}.weight": weight, f"{self.arch.head}.bias": bias}
         )
+
+
+@contextlib.contextmanager
+def _running(run: Pass | None) -> Iterator[None]:
+    """Set the current pass for the layers."""
+    token = current.set(run)
+    try:
+        yield
+    finally:
+        current.reset(token)
 
 
 def split_head(

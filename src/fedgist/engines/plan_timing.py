@@ -95,6 +95,7 @@ class _Probe:
             "sizes": candidates,
             "device": self.settings.device,
             "rows": int(self.population.train.counts.max()),
+            **({"frozen": True} if arch.frozen else {}),
         }
         return remembered(description, lambda: self._measured(name, arch, candidates, cores))
 

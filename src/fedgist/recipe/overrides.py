@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fedgist.core.adapters import Adapters
 from fedgist.core.method import Method
 from fedgist.core.own_metric import OwnMetric
 from fedgist.data.dataset import Dataset
@@ -21,6 +22,7 @@ from fedgist.recipe.section import GIVEN
 RowsOfClients = Sequence[object] | Mapping[str, object]  # each client's rows, in order or by name
 TestSets = Mapping[str, tuple[object, object]]  # x and y by name
 Build = Callable[[], nn.Module]
+OF_MODULES = ("project", "frozen", "adapters")  # keys of [model] that are read for a user's modules
 ALL_SOURCES = set(Data.model_fields) - {"name"}  # keys of [data] that are read beside any data
 
 
@@ -29,7 +31,8 @@ class ClientGroup:
     """Clients of one architecture: their model's builder, and their numbers or their share of all.
 
     ``head`` names the linear layer that is the head. None means the last linear layer. ``note`` is
-    a message for the user about the model's initial weights.
+    a message for the user about the model's initial weights. ``frozen`` says that the body is a
+    constant, with ``adapters`` or without.
     """
 
     build: Build
@@ -37,6 +40,8 @@ class ClientGroup:
     clients: tuple[int, ...] | None = None
     head: str | None = None
     note: str = ""
+    frozen: bool = False
+    adapters: Adapters | None = None
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,10 @@ def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] 
         update["partition"] = Partitioning(name=GIVEN)
         _check_count(recipe, len(given.clients))
     if given.groups is not None:
-        unread += [(f"model.{k}", "model") for k in texts.get("model") or {} if k != "project"]
+        unread += [(f"model.{k}", "model") for k in texts.get("model") or {} if k not in OF_MODULES]
         unread += [("clients.architectures", "model")] * bool(recipe.clients.architectures)
-        width = recipe.model.project if recipe.model else None
-        update["model"] = ModelSection(name=GIVEN, project=width)
+        kept = {key: getattr(recipe.model, key) for key in OF_MODULES} if recipe.model else {}
+        update["model"] = ModelSection(name=GIVEN, **kept)
         update["clients.architectures"] = {}
     objective, keys = _objective(given, texts.get("objective", {}))
     update, unread = update | objective, unread + keys

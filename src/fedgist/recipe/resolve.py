@@ -48,10 +48,10 @@ class Setup:
     """A resolved recipe: its method and models as objects, and its other sections.
 
     ``models`` holds the models of ``[model]`` or ``clients.architectures`` by architecture name. It
-    is empty if the user passed modules in Python, or if the recipe has ``pools``.
-    ``feature_width`` is the width to which the user's modules are projected. ``num_clients``
-    is None if the data determine it. ``own_objective`` is a user's own objective, or None. ``text``
-    is the recipe itself, for the record.
+    is empty if the user passed modules in Python, or if the recipe has ``pools``. ``given_model``
+    is ``[model]``, which says to which width a user's modules are projected, and what of them is
+    frozen. ``num_clients`` is None if the data determine it. ``own_objective`` is a user's own
+    objective, or None. ``text`` is the recipe itself, for the record.
     """
 
     seed: int
@@ -69,7 +69,7 @@ class Setup:
     own_objective: TaskLoss | None
     models: Mapping[str, ModelTable]
     pools: Mapping[str, PoolTable]
-    feature_width: int | None
+    given_model: ModelSection
     device: str
     num_clients: int | None
     given: Overrides = field(repr=False)
@@ -140,7 +140,7 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
         own_objective=own,
         models=models,
         pools=pools,
-        feature_width=recipe.model.project if recipe.model else None,
+        given_model=recipe.model or ModelSection(),
         device=usable_device(recipe.engine.device),
         num_clients=_num_clients(recipe, given),
         given=given,

@@ -113,6 +113,18 @@ class ClientsSection(_Section):
     """Settings of single clients, where the method allows them. One table per group of clients."""
 
 
+class AdaptersSection(_Section):
+    """Low-rank adapters (LoRA) in the linear layers of a frozen body."""
+
+    rank: PositiveInt = 8
+    """Rank of the adapters. A higher rank learns more, and sends more bytes."""
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    """Factor of the adapters: their output is multiplied by alpha / rank."""
+    layers: Literal["linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "linear"
+    """Layers with adapters: all linear layers of the body, or patterns of names (``"encoder.*"``).
+    """
+
+
 class ModelSection(OpenSection):
     """The clients' model."""
 
@@ -136,11 +148,27 @@ class ModelSection(OpenSection):
     The truncated normal has standard deviation 1 / sqrt(inputs), is cut at two standard deviations,
     and sets biases to 0, as in Haiku.
     """
+    frozen: bool = False
+    """Whether the body is frozen, so that only the head learns and is sent.
+
+    ``adapters`` imply it. Use it with ``weights``.
+    """
+    adapters: AdaptersSection | None = None
+    """Low-rank adapters in the frozen body. Only they and the head learn and are sent."""
 
     @model_validator(mode="after")
     def _starts_once(self) -> ModelSection:
         if self.weights is not None and self.init != "default":
             raise ValueError(f"weights are the start: init = {self.init!r} would not be used")
+        return self
+
+    @model_validator(mode="after")
+    def _freezes_for_adapters(self) -> ModelSection:
+        if self.adapters is None or self.frozen:
+            return self
+        if "frozen" in self.model_fields_set:
+            raise ValueError("adapters need a frozen body: leave out frozen = false")
+        object.__setattr__(self, "frozen", True)  # a copy would not be returned
         return self
 
 

@@ -87,9 +87,11 @@ def _sampled(world: World) -> Tensor | None:
 def of_server(side: ServerContext) -> dict[str, str]:
     """Return the digests of a server's inputs: its task, its clients, and the initial models."""
     task = side.task
+    nets = dict(task.starts)
+    nets |= {f"{n}/frozen": net.arch.frozen for n, net in nets.items() if net.arch.frozen}
     starts = {
         f"{name}/{kind}/{path}": array
-        for name, net in task.starts.items()
+        for name, net in nets.items()
         for kind, arrays in (("params", net.params), ("buffers", net.buffers))
         for path, array in arrays.items()
     }

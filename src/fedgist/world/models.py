@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
+from fedgist.core.adapters import Adapters, frozen
 from fedgist.core.net import Architecture, Net, head_of, split_head
 from fedgist.core.projection import projected
 from fedgist.core.training import Pool
@@ -36,6 +37,7 @@ from fedgist.recipe.model_factories import (
 )
 from fedgist.recipe.overrides import Build, ClientGroup
 from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import ModelSection
 from fedgist.world.client_lists import named_like, numbers_of
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.pretrained import pretrained
@@ -101,6 +103,7 @@ def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, 
     return out
 
 
+RANDOM = "{}: the frozen body has random weights (model.weights reads a file's)"
 _COPIES = 4  # of all parameters, in training: themselves, their gradients, two moments of Adam
 
 
@@ -220,13 +223,14 @@ def _group(model: NamedModel, sizes: Sizes) -> ClientGroup:
     """Return the group of clients with a model; initial weights may be read from a file."""
     section, label = model.section, f"model {model.section.name}"
     build = builder(model.factory, sizes, model.options, label)
-    group = _projected(ClientGroup(build, head=section.head), section.project, sizes, label)
+    group = _as_frozen(ClientGroup(build, head=section.head), section)
+    group = _projected(group, section.project, sizes, label)
     if section.weights is not None:
         build, note = pretrained(group.build, section.weights, sizes, group.head)
         return replace(group, build=build, note=note)
     if section.init == "truncated_normal":
-        return replace(group, build=truncated_normal(group.build))
-    return group
+        group = replace(group, build=truncated_normal(group.build))
+    return replace(group, note=RANDOM.format(label)) if section.frozen else group
 
 
 def _projected(group: ClientGroup, width: int | None, sizes: Sizes, label: str) -> ClientGroup:
@@ -267,18 +271,28 @@ def module_group(
 
 
 def fitted(
-    groups: Mapping[str, ClientGroup], sizes: Sizes, width: int | None = None
+    groups: Mapping[str, ClientGroup], sizes: Sizes, section: ModelSection
 ) -> dict[str, ClientGroup]:
     """Return a user's groups of clients with builders that pass the data's sizes to factories.
 
-    ``width`` is the feature width to which models of another width project. None means any width.
+    ``section`` says to which feature width models of another width project, and what is frozen.
     """
     out = {}
     for name, group in groups.items():
         label = f"model {name}"
         build = builder(group.build, sizes, {}, label, bare=True)
-        out[name] = _projected(replace(group, build=build), width, sizes, label)
+        fitting = _projected(replace(group, build=build), section.project, sizes, label)
+        out[name] = _as_frozen(fitting, section)
     return out
+
+
+def _as_frozen(group: ClientGroup, section: ModelSection) -> ClientGroup:
+    """Return the group with a frozen body and with adapters, if its table says so."""
+    table = section.adapters
+    if table is None:
+        return replace(group, frozen=section.frozen)
+    layers = ("*",) if table.layers == "linear" else table.layers
+    return replace(group, frozen=True, adapters=Adapters(table.rank, table.alpha, layers))
 
 
 def architectures_of(
@@ -302,10 +316,20 @@ def architectures_of(
             raise
         except (ValueError, TypeError, RuntimeError) as error:
             raise RecipeError(f"model {name}: {first_line(error)}") from error
-        start = arch.start(int(random.key(seed, "start", name)))
-        architectures[name] = arch
-        starts[name] = map_leaves(lambda leaf: leaf.to(device), start)
+        number = int(random.key(seed, "start", name))
+        start = map_leaves(lambda leaf: leaf.to(device), arch.start(number))
+        if group.frozen:
+            start = map_leaves(lambda leaf: leaf.to(device), _frozen(start, group).start(number))
+        architectures[name], starts[name] = start.arch, start
     return architectures, starts
+
+
+def _frozen(start: Net, group: ClientGroup) -> Architecture:
+    """Return the architecture of a group with a frozen body, which is that of ``start``."""
+    try:
+        return frozen(start, group.adapters)
+    except ValueError as error:
+        raise RecipeError(f"model {start.arch.name}: {first_line(error)}") from error
 
 
 def members_of(groups: Mapping[str, ClientGroup], num_clients: int, key: Tensor) -> list[str]:

@@ -28,6 +28,10 @@ CONDITION = (
     "this holds for bodies that do not depend on the record: they learn from it, so it is a "
     "promise about the sums alone (privacy.bodies = 'dp_sgd' makes it unconditional)"
 )
+FROZEN = (
+    "this holds if the frozen bodies do not depend on the record: their weights were made without "
+    "it"
+)
 MEASURED = (
     "losses and scores in this record are measured by the simulation and are not part of epsilon, "
     "nor is what else its folder holds of the rows: class counts, and clients' models in the "
@@ -56,12 +60,14 @@ class PrivacyBudget:
     """The privacy budget of a run: its releases, and the noise that keeps them within the budget.
 
     ``noise`` is the noise multiplier: the noise's standard deviation divided by the sensitivity.
+    ``frozen`` says that no body learns.
     """
 
     section: PrivacySection
     schedule: ReleaseSchedule
     noise: float
     seed: int = 0
+    frozen: bool = False
 
     @property
     def delta(self) -> float:
@@ -98,7 +104,8 @@ class PrivacyBudget:
             f"privacy: epsilon {s.epsilon:g}, delta {s.delta:g} over the whole run for {whose}"
         )
         conditional = s.unit == "record" and s.bodies == "fixed"
-        notes = [f"{promise}; {CONDITION}" if conditional else promise]
+        condition = FROZEN if self.frozen else CONDITION
+        notes = [f"{promise}; {condition}" if conditional else promise]
         notes += [MEASURED] if s.share_measurements else []
         return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
 
@@ -135,8 +142,7 @@ def private_task(
     grid, fine = grids(section, sizes)
     about = section.unit, section.where, section.clip
     silent = Privacy(*about, 0.0, _steps(section, 0.0, fine), grid)
-    if silent.steps is not None:
-        _check_private_steps(setup.train, task)
+    _check_private_steps(setup.train, task, silent.steps)
     method.check(trial := replace(task, privacy=silent))
     releases = _releases(setup, trial, clients)
     drawn = type(method).select is Method.select and section.where == "central"
@@ -153,7 +159,13 @@ def private_task(
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
     check_noise(privacy)
-    return replace(task, privacy=privacy), PrivacyBudget(section, schedule, noise, setup.seed)
+    budget = PrivacyBudget(section, schedule, noise, setup.seed, frozen=_is_frozen(task))
+    return replace(task, privacy=privacy), budget
+
+
+def _is_frozen(task: Task) -> bool:
+    """Return whether no body learns."""
+    return all(net.arch.frozen and not net.body for net in task.starts.values())
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
@@ -202,8 +214,10 @@ def _check_settings(setup: Setup) -> None:
             raise RecipeError(problem)
 
 
-def _check_private_steps(train: TrainSection, task: Task) -> None:
+def _check_private_steps(train: TrainSection, task: Task, steps: PrivateSteps | None) -> None:
     """Raise RecipeError for settings with which per-row gradients are not defined."""
+    if steps is None:
+        return
     bodies = "privacy.bodies = 'dp_sgd'"
     if train.class_weights != "none":
         raise RecipeError(
@@ -219,6 +233,12 @@ def _check_private_steps(train: TrainSection, task: Task) -> None:
             f"{bodies}: train.precision = {train.precision!r} rounds clipped gradients: 'float32'"
         )
     for name, arch in task.architectures.items():
+        if arch.frozen is not None and not task.starts[name].body:
+            raise RecipeError(
+                f"{bodies}: the body of {name} is frozen, so that no step needs noise: 'fixed'"
+            )
+        if arch.frozen is not None:  # its batch norm uses stored statistics
+            continue
         if any(isinstance(layer, BatchNorm) for layer in arch.module.modules()):
             raise RecipeError(
                 f"{bodies}: {name} has batch norm, which mixes the rows of a batch: use a model "

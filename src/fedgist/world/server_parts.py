@@ -53,7 +53,7 @@ class Models:
     def of(setup: Setup, sizes: Sizes, names: Sequence[str]) -> Models:
         """Return the models of a recipe, or the user's own; ``names`` are the clients' names."""
         if setup.given.groups:
-            groups = fitted(setup.given.groups, sizes, setup.feature_width)
+            groups = fitted(setup.given.groups, sizes, setup.given_model)
         else:
             groups = groups_of_recipe(setup.models, setup.pools, sizes, names)
         return Models(groups, *architectures_of(groups, sizes, setup.seed, setup.device))

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedgist.core.adapters import merged
 from fedgist.core.message import Nothing
 from fedgist.core.method import Context, Method
 from fedgist.core.multilabel import LIKELY
@@ -33,13 +34,14 @@ class ClientModel(nn.Module):
     """One client's final model, from raw examples, as the data source gives them, to logits.
 
     An encoder, which has learnt no classes, gives features. ``method`` None: a model of the server,
-    which predicts by itself.
+    which predicts by itself. Adapters are added to the weights. ``trained`` is the net before that.
     """
 
     def __init__(
         self, method: Method | None, net: Net, own: Tree, down: Tree, ctx: Context, data: Dataset
     ) -> None:
         super().__init__()
+        self.trained, net = net, merged(net)
         self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data
         self.in_units = False
         self.kinds = {"own": type(own), "down": type(down)}
