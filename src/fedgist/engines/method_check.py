@@ -76,8 +76,8 @@ def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -
     if given and not any(_uses_task_loss(trial) for trial in trials(method, task, server, key)):
         raise MethodError(
             f"{given[0]} would have no effect: {type(method).__name__} does not learn by the "
-            "task's loss, ctx.task.objective.loss(logits, batch), on the batch that it is given, or "
-            "the loss does not read batch.weight"
+            "task's loss, ctx.task.objective.loss(logits, batch), on the batch that it is given, "
+            "or that loss does not read batch.weight"
         )
 
 
