@@ -88,6 +88,7 @@ class _Probe:
         candidates = [fixed] if fixed else sizes(at_once, cores, most)
         description = {
             "model": repr(arch.module),
+            "arrays": {n: list(a.shape) for n, a in self.task.starts[name].params.items()},
             "input": arch.input_shape,
             "method": [type(self.method).__qualname__, repr(vars(self.method))],
             "code": _code_of([self.method, *arch.module.modules()]),
