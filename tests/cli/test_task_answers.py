@@ -121,6 +121,7 @@ def test_texts_with_labels_are_read_predicted_and_scored(tmp_path: Path, objecti
     assert len(run.model(0).predict(["soft fur", "wheels"])) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["regression", "multilabel", "segmentation"])
 def test_exports_say_what_their_outputs_are(tmp_path: Path, objective: str) -> None:
     folder, run = trained(tmp_path, objective)

@@ -19,6 +19,8 @@ from fedgist.runs import checkpoint
 from interrupted import StopAfter
 from lazy.lazy_worlds import RECIPE, Blobs, Files, record, with_data, with_engine, write_rows
 
+pytestmark = pytest.mark.slow
+
 SETS = (Blobs(60), Blobs(21))
 NOISY = (Blobs(60, noisy=True), Blobs(21, noisy=True))
 HELD_OUT = {"data": RECIPE["data"] | {"test_fraction": 0.3}}

@@ -76,6 +76,7 @@ def test_stacked_and_alone_train_alike(objective: str) -> None:
             assert lines[0][name] == pytest.approx(lines[1][name], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["regression", "multilabel", "segmentation", "text_classes"])
 def test_models_learn_the_small_tasks(objective: str) -> None:
     data = TASKS[objective][0]()
@@ -134,6 +135,7 @@ def test_weights_of_rows_must_exist_and_not_be_negative() -> None:
         world_of(make(found), Overrides(data=data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", TASKS)
 def test_a_weight_of_0_takes_a_row_out_of_training(objective: str) -> None:
     weight = (torch.arange(48) % 2).float()
