@@ -21,6 +21,24 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
+def weighted_mean(values: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
+    """Return the mean, (), of ``values`` (batch,) times ``weight`` (batch,), if it is given.
+
+    The mean is taken over the rows present, not over weights, so a weight also has an effect in a
+    batch of one row.
+    """
+    return masked_mean(values if weight is None else values * weight, mask)
+
+
+def mean_over_places(values: Tensor, counted: Tensor) -> Tensor:
+    """Return the mean over the counted places of each row, (batch,); 0 without any.
+
+    ``values`` and the mask ``counted`` are (batch, ...).
+    """
+    sums = torch.where(counted, values, 0.0).flatten(1).sum(1)
+    return sums / counted.flatten(1).sum(1).clamp(min=1)
+
+
 def cross_entropy(
     logits: Tensor,
     y: Tensor,
@@ -32,11 +50,9 @@ def cross_entropy(
     """Return the mean cross-entropy of ``logits`` (batch, classes) with labels ``y`` (batch,).
 
     With ``smoothing`` s, a label has weight 1 - s on its class and s spread evenly over all classes
-    (Szegedy et al. 2016, section 7). ``weight`` (batch,) multiplies the loss of each row. The mean
-    is taken over rows, not over weights, so a weight also has an effect in a batch of one row.
+    (Szegedy et al. 2016, section 7). ``weight`` (batch,) multiplies the loss of each row.
     """
-    of_row = cross_entropy_of_each(logits, y, smoothing)
-    return masked_mean(of_row if weight is None else of_row * weight, mask)
+    return weighted_mean(cross_entropy_of_each(logits, y, smoothing), mask, weight)
 
 
 def cross_entropy_of_each(logits: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:

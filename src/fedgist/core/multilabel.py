@@ -109,8 +109,7 @@ class Multilabel:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean weighted binary cross-entropy, (), of ``logits`` (batch, labels)."""
         of_row = self._loss_of_rows(logits, batch.y)
-        of_row = of_row if batch.weight is None else of_row * batch.weight
-        return losses.masked_mean(of_row, batch.mask)
+        return losses.weighted_mean(of_row, batch.mask, batch.weight)
 
     def answers(self, logits: Tensor) -> Tensor:
         """Return the probability of each label, (batch, labels)."""

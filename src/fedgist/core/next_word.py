@@ -74,11 +74,9 @@ class NextWord:
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of texts, (), for ``logits`` (batch, length, words), weighted."""
-        places = counted(batch)
         per_token = losses.cross_entropy_of_each(logits, batch.y, self.smoothing)
-        of_text = torch.where(places, per_token, 0.0).sum(1) / places.sum(1).clamp(min=1)
-        of_text = of_text if batch.weight is None else of_text * batch.weight
-        return losses.masked_mean(of_text, batch.mask)
+        of_text = losses.mean_over_places(per_token, counted(batch))
+        return losses.weighted_mean(of_text, batch.mask, batch.weight)
 
     def answers(self, logits: Tensor) -> Tensor:
         """Return the probabilities of the next word at each place, (batch, length, words)."""

@@ -97,8 +97,7 @@ class Regression:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean weighted loss, (), of ``logits`` (batch, numbers)."""
         of_row = self._loss_of_rows(logits, batch.y)
-        of_row = of_row if batch.weight is None else of_row * batch.weight
-        return losses.masked_mean(of_row, batch.mask)
+        return losses.weighted_mean(of_row, batch.mask, batch.weight)
 
     def answers(self, logits: Tensor) -> Tensor:
         """Return the predicted numbers (batch, numbers) in their own unit."""

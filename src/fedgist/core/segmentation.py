@@ -69,12 +69,9 @@ class Segmentation:
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean weighted loss, (), of ``logits`` (batch, height, width, classes)."""
-        counted = counted_pixels(batch)
         per_pixel = losses.cross_entropy_of_each(logits, batch.y, self.smoothing)
-        sums = torch.where(counted, per_pixel, 0.0).flatten(1).sum(1)
-        of_image = sums / counted.flatten(1).sum(1).clamp(min=1)
-        of_image = of_image if batch.weight is None else of_image * batch.weight
-        return losses.masked_mean(of_image, batch.mask)
+        of_image = losses.mean_over_places(per_pixel, counted_pixels(batch))
+        return losses.weighted_mean(of_image, batch.mask, batch.weight)
 
     def answers(self, logits: Tensor) -> Tensor:
         """Return the probabilities of each pixel, (batch, height, width, classes)."""

@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-from collections.abc import Iterator
-from multiprocessing.connection import wait
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
 
 import torch
 
@@ -51,6 +53,20 @@ def on_threads(count: int) -> Iterator[None]:
 def _flushes_denormals() -> bool:
     """Return whether this thread treats the smallest numbers as zero: torch has no query."""
     return not bool(torch.tensor(1e-40) * 1.0)
+
+
+def begin_forked(parents_ends: Sequence[Connection]) -> None:
+    """Prepare a forked process: signals, torch's threads, and its end with the parent's.
+
+    ``parents_ends`` are the ends of pipes that the parent had open when it forked.
+    """
+    # forking copied the parent's ends: a closed end is noticed only when all copies are closed
+    for end in parents_ends:
+        end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    set_up_torch()
 
 
 def keep_memory() -> None:

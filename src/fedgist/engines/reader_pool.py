@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.lazy_rows import RowSource
-from fedgist.engines.process_control import die_with_parent, set_up_torch
+from fedgist.engines.process_control import begin_forked
 from fedgist.errors import DataError, WorkerError
 
 MOST_AHEAD = 1024  # rows that a reader is asked for ahead: a longer request could fill its pipe
@@ -159,12 +157,7 @@ def _serve(
     sources: Sequence[RowSource], connection: Connection, parents_ends: Sequence[Connection]
 ) -> None:
     """Read rows until the other end is closed."""
-    for end in parents_ends:
-        end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=die_with_parent, daemon=True).start()
-    set_up_torch()
+    begin_forked(parents_ends)
     while True:
         try:
             request = torch.frombuffer(bytearray(connection.recv_bytes()), dtype=torch.int64)

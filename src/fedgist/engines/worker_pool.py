@@ -12,9 +12,7 @@ import functools
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +27,8 @@ from torch import Tensor
 from fedgist.core.tree import map_leaves
 from fedgist.engines.process_control import (
     as_workers_do,
-    die_with_parent,
+    begin_forked,
     keep_memory,
-    set_up_torch,
 )
 from fedgist.engines.reader_pool import ReaderPool
 from fedgist.errors import DataError, FedgistError, WorkerError, exhausted
@@ -161,13 +158,7 @@ def _serve(
     begin: Callable[[], None],
 ) -> None:
     """Call ``begin``, and run tasks until the other end is closed."""
-    # forking copied the parent's ends: a closed end is noticed only when all copies are closed
-    for end in parents_ends:
-        end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=die_with_parent, daemon=True).start()
-    set_up_torch()
+    begin_forked(parents_ends)
     keep_memory()
     begin()
     while True:
