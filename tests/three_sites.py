@@ -49,18 +49,22 @@ def public_rows(*, images: bool = False) -> torch.Tensor:
     return data.x_test[:64].flip(-1)
 
 
+def write_site(folder: Path, name: str, data: Dataset, train: Any, test: Any) -> None:
+    """Write some training rows and test rows of data into a site's file NAME.npz."""
+    np.savez(
+        folder / f"{name}.npz",
+        x=data.x[train].numpy(),
+        y=data.y[train].numpy(),
+        x_test=data.x_test[test].numpy(),
+        y_test=data.y_test[test].numpy(),
+    )
+
+
 def write_rows(folder: Path, *, images: bool = False) -> None:
     """Write each site's rows into a file NAME.npz, and public rows into public.npz."""
     data, parts = rows_of_sites(images=images)
     for number, name in enumerate(NAMES):
-        train, test = parts.train[number], parts.test[number]
-        np.savez(
-            folder / f"{name}.npz",
-            x=data.x[train].numpy(),
-            y=data.y[train].numpy(),
-            x_test=data.x_test[test].numpy(),
-            y_test=data.y_test[test].numpy(),
-        )
+        write_site(folder, name, data, parts.train[number], parts.test[number])
     public = public_rows(images=images)
     labels = np.arange(len(public)) % 10
     few, some = public[:10].numpy(), labels[:10]

@@ -17,6 +17,8 @@ from typer.testing import CliRunner, Result
 
 import fedgist
 from fedgist.cli.main import app
+from fedgist.data.sources.loading import load_data
+from fedgist.errors import DataError
 from small_tasks import recipe_of
 
 RUNNER = CliRunner()
@@ -139,3 +141,17 @@ def test_exports_say_what_their_outputs_are(tmp_path: Path, objective: str) -> N
     kinds = {"regression": "numbers", "multilabel": "labels", "segmentation": "pixels"}
     assert about["target"] == kinds[objective]
     assert about["outputs"] == ("numbers" if objective == "regression" else "logits")
+
+
+@pytest.mark.parametrize("absent", [None, "", []])
+def test_texts_without_a_label_are_refused_or_left_out(tmp_path: Path, absent: object) -> None:
+    file = tmp_path / "posts.jsonl"
+    lines: list[dict[str, object]] = [{"text": f"word{i}", "kind": "ab"[i % 2]} for i in range(8)]
+    lines.insert(3, {"text": "lost", "kind": absent})
+    file.write_text("\n".join(map(json.dumps, lines)))
+    options: dict[str, Any] = {"file": str(file), "label": "kind", "test_fraction": 0.0}
+    with pytest.raises(DataError, match=r"line 4: the text has no label in 'kind'; .*mask"):
+        load_data("text_file", target="class", **options)
+    data = load_data("text_file", target="class", missing_labels="mask", **options)
+    assert len(data.y) == 8
+    assert data.classes == ("a", "b")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ from fedgist.runs.record import read_lines
 from real_federation import compare
 from sites_in_threads import Kits
 from small_tasks import TASKS, federated, labels, numbers
-from three_sites import NAMES, parsed
+from three_sites import NAMES, parsed, write_site
 
 CASES = [
     ("regression", {"name": "fedlog"}),
@@ -39,14 +38,7 @@ def write(folder: Path, data: Dataset) -> None:
     assert data.clients is not None
     assert data.clients_test is not None
     for number, name in enumerate(NAMES):
-        train, test = data.clients == number, data.clients_test == number
-        np.savez(
-            folder / f"{name}.npz",
-            x=data.x[train].numpy(),
-            y=data.y[train].numpy(),
-            x_test=data.x_test[test].numpy(),
-            y_test=data.y_test[test].numpy(),
-        )
+        write_site(folder, name, data, data.clients == number, data.clients_test == number)
 
 
 @pytest.mark.slow

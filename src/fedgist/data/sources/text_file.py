@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedgist.core.target import Target
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.labelled_rows import refuse_fraction
 from fedgist.data.sources.locations import existing
@@ -29,6 +30,7 @@ def text_file(
     sentences: bool | None = None,
     test_fraction: float | None = None,
     target: Target = "words",
+    missing_labels: MissingLabels = "refuse",
 ) -> SplitTexts:
     """Read texts from a file of JSON lines (``.jsonl``) or a table (``.csv``, ``.parquet`` ...).
 
@@ -79,10 +81,12 @@ def text_file(
             f"data.label = {label!r}: objective next_word reads no labels; leave it out"
         )
     by_sentence = label is None if sentences is None else sentences
-    train = read_texts(place, text, client, label, sentences=by_sentence)
+    masked = missing_labels == "mask"
+    train = read_texts(place, text, client, label, sentences=by_sentence, masked=masked)
     if test_file is not None:
         refuse_fraction(test_fraction, "test_file has the test rows")
-        test = read_texts(existing(test_file), text, client, label, sentences=by_sentence)
+        held = existing(test_file)
+        test = read_texts(held, text, client, label, sentences=by_sentence, masked=masked)
     else:
         train, test = train.with_words().split(test_fraction)
     return SplitTexts(place.name, train, test)
@@ -107,23 +111,46 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
 
 
 def read_texts(
-    place: Path, text: str, client: str | None, label: str | None, *, sentences: bool
+    place: Path,
+    text: str,
+    client: str | None,
+    label: str | None,
+    *,
+    sentences: bool,
+    masked: bool = False,
 ) -> Texts:
-    """Return the texts in a file with their clients and labels."""
+    """Return the texts in a file with their clients and labels.
+
+    With ``masked``, texts without a label are left out. Otherwise they are an error.
+    """
     texts, owners, labels = [], [], []
     for location, line in _lines(place):
+        if masked and label is not None and _is_missing(line.get(label)):
+            continue
         written = field(line, text, location)
         parts = sentences_in(written, location) if sentences else _texts_in(written, location)
         texts += parts
         if client is not None:
             owners += [_name(field(line, client, location), location)] * len(parts)
         if label is not None:
-            labels += [_labels_in(field(line, label, location), location)] * len(parts)
+            labels += [_labels_in(line, label, location)] * len(parts)
     return Texts(texts, None if client is None else owners, None if label is None else labels)
 
 
-def _labels_in(written: object, location: str) -> tuple[str, ...]:
+def _is_missing(written: object) -> bool:
+    """Return whether a field of labels holds none."""
+    absent = isinstance(written, float) and math.isnan(written)
+    return absent or written is None or written in ("", [])
+
+
+def _labels_in(line: Mapping[str, object], label: str, location: str) -> tuple[str, ...]:
     """Return the label of a text, or the labels of a list of them."""
+    if label in line and _is_missing(line[label]):
+        raise DataError(
+            f"{location}: the text has no label in {label!r}; with data.missing_labels = 'mask' "
+            "such texts are left out"
+        )
+    written = field(line, label, location)
     labels = written if isinstance(written, list) else [written]
     if any(isinstance(label, list | dict) or label is None for label in labels):
         raise DataError(f"{location}: a label is a text or a number, not {written!r:.60}")
