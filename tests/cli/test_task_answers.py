@@ -155,3 +155,19 @@ def test_texts_without_a_label_are_refused_or_left_out(tmp_path: Path, absent: o
     data = load_data("text_file", target="class", missing_labels="mask", **options)
     assert len(data.y) == 8
     assert data.classes == ("a", "b")
+    assert data.notes == ("rows that are left out because they have no label: 1",)
+
+
+def test_rows_of_files_without_a_label_are_left_out_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,u,v\n" + "".join(f"{i},{i},\n" for i in range(9)) + "7,,\n")
+    x, y = np.arange(20, dtype=np.float32).reshape(10, 2), np.ones((10, 2), dtype=np.float32)
+    y[3], y[5, 0] = np.nan, np.nan
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    options: dict[str, Any] = {"target": "numbers", "missing_labels": "mask", "test_fraction": 0.0}
+    table = load_data("table", path=str(tmp_path / "t.csv"), label=["u", "v"], **options)
+    stored = load_data("npz", path=str(tmp_path / "d.npz"), **options)
+    for data in (table, stored):
+        assert len(data.y) == 9
+        assert data.notes == ("rows that are left out because they have no label: 1",)
+    assert torch.isnan(table.y[:, 1]).all()
+    assert int(torch.isnan(stored.y).sum()) == 1

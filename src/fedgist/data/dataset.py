@@ -138,7 +138,7 @@ class Dataset:
         if self.target != "numbers":
             return (), ()
         y = self.y.to(torch.float64)
-        mean = y.nanmean(0)
+        mean = y.nanmean(0).nan_to_num()  # 0 for a number that no row has
         std = (y - mean).square().nanmean(0).sqrt()
         return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
 

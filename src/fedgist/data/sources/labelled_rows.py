@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgist.core.random import key, permutation
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MANY_CLASSES
+from fedgist.data.label_check import MANY_CLASSES, MissingLabels
 from fedgist.data.lazy_rows import LazyRows, outline
 from fedgist.errors import DataError, listed
 
@@ -49,6 +49,11 @@ class LabelledRows:
         lazy = None if self.lazy is None else self.lazy[chosen]
         x = self.x[chosen] if lazy is None else outline(lazy)
         return LabelledRows(x, self.labels[mask], clients, lazy)
+
+
+def note_on_left_out(count: int) -> tuple[str, ...]:
+    """Return a note for the user on rows that were left out because they have no label."""
+    return (f"rows that are left out because they have no label: {count}",) if count else ()
 
 
 def with_a_label(rows: LabelledRows, target: Target) -> LabelledRows:
@@ -217,12 +222,17 @@ def dataset(
     classes: Sequence[str] = (),
     missing: Missing = "refuse",
     target: Target = "class",
+    missing_labels: MissingLabels = "refuse",
 ) -> Dataset:
     """Make a data set: number labels and clients in sorted order, compute the moments.
 
     Clients without training rows come after the others. ``classes`` gives the order of the classes
     if it is not the sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
+    With ``missing_labels = "mask"`` rows without any label are left out, with a note.
     """
+    given = len(train.labels) + len(test.labels)
+    if missing_labels == "mask":
+        train, test = with_a_label(train, target), with_a_label(test, target)
     if not len(train.x) or not train.x[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
     names, (y, y_test) = _labels(name, train, test, classes, target)
@@ -235,14 +245,7 @@ def dataset(
     clients = _all_clients(train, test)
     return Dataset(
         name,
-        x,
-        y,
-        x_test,
-        y_test,
-        len(names),
-        scale=scale,
-        mean=mean,
-        std=std,
+        *(x, y, x_test, y_test, len(names), scale, mean, std),
         lazy=train.lazy,
         lazy_test=test.lazy,
         classes=names,
@@ -251,6 +254,7 @@ def dataset(
         clients_test=None if test.clients is None else codes(test.clients, clients),
         client_names=clients,
         target=target,
+        notes=note_on_left_out(given - len(y) - len(y_test)),
         measured=frozenset({"moments", "fill"} if fill is not None else {"moments"}),
     )
 

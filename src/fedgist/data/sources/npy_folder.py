@@ -23,7 +23,6 @@ from fedgist.data.sources.labelled_rows import (
     dataset,
     refuse_fraction,
     split_rows,
-    with_a_label,
 )
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.read_modes import Read
@@ -85,9 +84,9 @@ def npy(
         parts = train.take(~mask), train.take(mask)
     else:
         parts = split_rows(train, test_fraction)
-    if missing_labels == "mask":
-        parts = with_a_label(parts[0], target), with_a_label(parts[1], target)
-    return dataset(folder.name, *parts, classes=classes, target=target)
+    return dataset(
+        folder.name, *parts, classes=classes, target=target, missing_labels=missing_labels
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,6 @@ from fedgist.data.sources.labelled_rows import (
     dataset,
     refuse_fraction,
     split_rows,
-    with_a_label,
 )
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.stored_labels import stored_labels
@@ -101,9 +100,15 @@ def npz(
 
     arrays = read_arrays(file, wanted)
     train, test = _train_and_test(file.name, arrays, test_fraction, target)
-    if missing_labels == "mask":
-        train, test = (with_a_label(rows, target) for rows in (train, test))
-    return dataset(file.name, train, test, classes=classes, missing=missing, target=target)
+    return dataset(
+        file.name,
+        train,
+        test,
+        classes=classes,
+        missing=missing,
+        target=target,
+        missing_labels=missing_labels,
+    )
 
 
 def _train_and_test(

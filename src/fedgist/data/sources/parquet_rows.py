@@ -12,6 +12,7 @@ import numpy as np
 
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.label_check import MissingLabels
 from fedgist.data.lazy_rows import LazyRows, held, outline
 from fedgist.data.sources.file_identity import identity_of
 from fedgist.data.sources.file_sizes import fits, regular
@@ -27,7 +28,7 @@ from fedgist.data.sources.labelled_rows import (
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
 from fedgist.data.sources.read_modes import Read
-from fedgist.data.sources.stored_labels import stored_labels
+from fedgist.data.sources.stored_labels import label_columns, stored_labels
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, first_line, listed
 
@@ -45,6 +46,7 @@ def parquet(
     ignore: list[str] | None = None,
     classes: Sequence[str] = (),
     target: Target = "class",
+    missing_labels: MissingLabels = "refuse",
     read: Read = "auto",
 ) -> Dataset:
     """Read a .parquet file of numeric columns, whole or a row group at a time.
@@ -88,7 +90,7 @@ def parquet(
         read = "lazy"
     """
     file = existing(path)
-    labels = [label] if isinstance(label, str) else label
+    labels = label_columns(label, target)
     aside = [*labels, *(name for name in (client, test) if name)]
     reader = GroupRows.of(file, [*aside, *(ignore or [])])
     lazy = LazyRows.of(reader)
@@ -107,7 +109,7 @@ def parquet(
         mask = as_mask(_columns(file, [test])[:, 0], f"{file.name}: {test}")
         parts = rows.take(~mask), rows.take(mask)
     names = labels if target in NUMERIC else classes
-    data = dataset(file.name, *parts, classes=names, target=target)
+    data = dataset(file.name, *parts, classes=names, target=target, missing_labels=missing_labels)
     return replace(data, columns=tuple(Column(name) for name in reader.columns))
 
 

@@ -28,13 +28,15 @@ class TableFrame:
     """A table as a pandas frame.
 
     If ``untyped``, every cell is text, and a column is numeric if all its cells are numbers.
-    ``is_file`` says whether it was read from a file; else it is a user's data frame.
+    ``is_file`` says whether it was read from a file; else it is a user's data frame. ``left_out``
+    is the number of rows that were left out because they have no label.
     """
 
     name: str
     frame: Any
     untyped: bool
     is_file: bool = True
+    left_out: int = 0
 
     def take(self, mask: Values) -> TableFrame:
         """Return the rows where ``mask`` (rows,) is true, with their row numbers in the file."""

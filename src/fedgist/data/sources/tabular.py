@@ -24,6 +24,7 @@ from fedgist.data.sources.labelled_rows import (
     dataset,
     held_out,
     in_order,
+    note_on_left_out,
     refuse_fraction,
 )
 from fedgist.data.sources.locations import existing
@@ -128,11 +129,8 @@ def table(
     if not by_column:
         held = _labelled(load_table(existing(test or "")), labels, target, masked=masked)
     beside = annotations or []
-    aside = [
-        *labels,
-        *(name for name in (client, str(test) if test and by_column else None) if name),
-    ]
-    aside += beside
+    marks = (client, str(test) if test and by_column else None)
+    aside = [*labels, *(name for name in marks if name), *beside]
     expect(whole, [*aside, *(ignore or [])])
     expect(held, labels)
     used = _feature_columns(train, aside, ignore, columns)
@@ -149,7 +147,9 @@ def table(
     names = labels if target in NUMERIC else classes
     data = dataset(train.name, train_rows, test_rows, classes=names, missing=missing, target=target)
     numbers = encode(train, [Column(name) for name in beside]).T
-    return replace(with_columns(data, used), annotations=dict(zip(beside, numbers, strict=True)))
+    notes = note_on_left_out(whole.left_out + (0 if by_column else held.left_out))
+    further = dict(zip(beside, numbers, strict=True))
+    return replace(with_columns(data, used), annotations=further, notes=notes)
 
 
 def encode(rows: TableFrame, columns: Sequence[Column], *, missing: Missing = "refuse") -> Tensor:
@@ -184,7 +184,8 @@ def _labelled(
         empty = [is_missing(rows, name) for name in labels]
     else:
         empty = [np.array([not cell.strip() for cell in texts(rows, labels[0])])]
-    return rows.take(~np.all(empty, axis=0))
+    absent = np.all(empty, axis=0)
+    return replace(rows.take(~absent), left_out=int(absent.sum()))
 
 
 def _test_rows(

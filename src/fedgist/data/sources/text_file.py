@@ -10,7 +10,7 @@ from pathlib import Path
 from fedgist.core.target import Target
 from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources.file_sizes import check_memory, regular
-from fedgist.data.sources.labelled_rows import refuse_fraction
+from fedgist.data.sources.labelled_rows import note_on_left_out, refuse_fraction
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import TABLES, load_table
 from fedgist.data.sources.text_rows import SplitTexts, Texts
@@ -83,13 +83,15 @@ def text_file(
     by_sentence = label is None if sentences is None else sentences
     masked = missing_labels == "mask"
     train = read_texts(place, text, client, label, sentences=by_sentence, masked=masked)
+    left_out = train.left_out
     if test_file is not None:
         refuse_fraction(test_fraction, "test_file has the test rows")
         held = existing(test_file)
         test = read_texts(held, text, client, label, sentences=by_sentence, masked=masked)
+        left_out += test.left_out
     else:
         train, test = train.with_words().split(test_fraction)
-    return SplitTexts(place.name, train, test)
+    return SplitTexts(place.name, train, test, note_on_left_out(left_out))
 
 
 def read_further(place: Path, text: str = "text", *, sentences: bool = False) -> list[str]:
@@ -123,9 +125,10 @@ def read_texts(
 
     With ``masked``, texts without a label are left out. Otherwise they are an error.
     """
-    texts, owners, labels = [], [], []
+    texts, owners, labels, left_out = [], [], [], 0
     for location, line in _lines(place):
         if masked and label is not None and _is_missing(line.get(label)):
+            left_out += 1
             continue
         written = field(line, text, location)
         parts = sentences_in(written, location) if sentences else _texts_in(written, location)
@@ -134,7 +137,8 @@ def read_texts(
             owners += [_name(field(line, client, location), location)] * len(parts)
         if label is not None:
             labels += [_labels_in(line, label, location)] * len(parts)
-    return Texts(texts, None if client is None else owners, None if label is None else labels)
+    clients = None if client is None else owners
+    return Texts(texts, clients, None if label is None else labels, left_out)
 
 
 def _is_missing(written: object) -> bool:

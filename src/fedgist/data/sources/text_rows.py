@@ -70,6 +70,7 @@ class Texts:
     texts: Sequence[str]
     clients: Sequence[str] | None = None
     labels: Sequence[Sequence[str]] | None = None
+    left_out: int = 0  # texts without a label, which are not among these
 
     def with_words(self) -> Texts:
         """Return the texts with at least one word."""
@@ -99,6 +100,7 @@ class SplitTexts:
     name: str
     train: Texts
     test: Texts
+    notes: tuple[str, ...] = ()
 
 
 def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words") -> Dataset:
@@ -125,15 +127,16 @@ def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words")
         names = label_names(name, target, train.labels)
         y, y_test = (label_numbers(name, target, part.labels, names) for part in (train, test))
     clients = _all_clients(train, test)
-    about = len(names), 1.0, (0.0,), (1.0,), names
     return Dataset(
         name,
-        *(x, y, x_test, y_test, *about),
+        *(x, y, x_test, y_test, len(names)),
+        classes=names,
         clients=None if train.clients is None else _codes(train.clients, clients),
         clients_test=None if test.clients is None else _codes(test.clients, clients),
         client_names=clients,
         vocabulary=vocabulary,
         target=target,
+        notes=source.notes,
         measured=reading.measured,
     )
 
