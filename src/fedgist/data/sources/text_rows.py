@@ -115,12 +115,7 @@ def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words")
     places = (len(train.texts) + len(test.texts)) * reading.length
     check_memory(_BYTES * places, name, "take a smaller data.words.length")
     vocabulary = reading.vocabulary(train.texts)
-    encoded = vocabulary.encode(train.texts)
-    if not any(vocabulary.is_word(number) for text in encoded for number in text):
-        raise DataError(
-            f"{name} has no word that the vocabulary knows, such as {vocabulary.words[-1]!r:.40}"
-        )
-    numbered = (encoded, vocabulary.encode(test.texts))
+    numbered = _encoded(name, train.texts, vocabulary), vocabulary.encode(test.texts)
     (x, y), (x_test, y_test) = (_numbers(texts, reading.length) for texts in numbered)
     names = vocabulary.words
     if target != "words":
@@ -139,6 +134,16 @@ def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words")
         notes=source.notes,
         measured=reading.measured,
     )
+
+
+def _encoded(name: str, texts: Sequence[str], vocabulary: Vocabulary) -> Sequence[Sequence[int]]:
+    """Return the words of training texts by number; raise DataError if none is known."""
+    encoded = vocabulary.encode(texts)
+    if not any(vocabulary.is_word(number) for text in encoded for number in text):
+        raise DataError(
+            f"{name} has no word that the vocabulary knows, such as {vocabulary.words[-1]!r:.40}"
+        )
+    return encoded
 
 
 def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
