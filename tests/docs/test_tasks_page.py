@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from commands import python
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.target import EVERY_TARGET
 from fedgist.methods import METHODS
@@ -40,3 +42,17 @@ def test_the_table_has_every_method_once_and_every_objective() -> None:
 def test_cells_say_yes_or_what_is_needed(method: str, objective: str, text: str) -> None:
     assert cell(method, objective) == text
     assert (target_of(objective) in METHODS[method].targets) == text.startswith("yes")
+
+
+TASK_PAGES = sorted((PAGE.parent / "tasks").glob("*.md"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TASK_PAGES, ids=[page.stem for page in TASK_PAGES])
+def test_the_python_of_a_tasks_page_runs(page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert blocks or page.stem == "index"
+    if blocks:
+        script = tmp_path / "page.py"
+        script.write_text("\n".join(blocks), "utf-8")
+        assert python(script, tmp_path).stdout

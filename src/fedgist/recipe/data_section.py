@@ -106,7 +106,7 @@ class Data(OpenSection):
 
     ``refuse``: they are an error. ``mask``: a row without any label is left out, and a missing
     number, label or pixel of another row counts nowhere. In tables an empty cell is missing, in
-    arrays NaN, or -1 for classes and pixels.
+    arrays NaN, or -1 for pixels.
     """
     normalize: Literal["pooled", "client", "none"] = "pooled"
     """How inputs are normalized.

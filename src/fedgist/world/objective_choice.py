@@ -130,7 +130,7 @@ def _of_classes(setup: Setup) -> dict[str, bool]:
     """Return the settings that need one class per row, and whether they are set."""
     sets = setup.evaluate.sets.items()
     divides = setup.facts is None and setup.given.clients is None  # else clients have their rows
-    partition, others = setup.partition.name, "'iid', 'size' and 'natural' do not"
+    partition, others = setup.partition.name, "unlike 'iid', 'size' and 'natural'"
     return {
         f"partition.name = {partition!r} ({others})": divides and partition in BY_CLASS,
         "train.class_weights = 'balanced'": setup.train.class_weights == "balanced",
