@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fedgist  # noqa: F401  # once, before doctests import its modules a second time
+from fedgist.core.compiled import kernel_library
 from fedgist.engines import worker_pool
 
 # the same examples in every run, however long one takes on a busy machine
@@ -37,6 +38,30 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # by all workers
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+
+
+@pytest.fixture(scope="session")
+def compiled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's cache with compiled kernels; without a C compiler the test is skipped."""
+    if kernel_library.compiler() is None:
+        pytest.skip("no C compiler is here: the kernels cannot be compiled")
+    cache = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        kernel_library.build()
+    return cache
+
+
+@pytest.fixture
+def compiled(
+    compiled_cache: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Let the test have compiled kernels, and no other."""
+    del own_cache  # it must come first
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_cache))
+    kernel_library.library.cache_clear()
+    yield
+    kernel_library.library.cache_clear()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.convolution import Conv2d, MaxPool2d
+from fedgist.core.convolution import Conv2d, Kernel, MaxPool2d
 from fedgist.core.layers import BatchNorm, Dropout, Pass, current, replace_layers
 
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 ALL = torch.ones(6, dtype=torch.bool)
 SOME = torch.tensor([True, False, True, True, False, True])
 
@@ -261,12 +262,14 @@ def test_dropout_passes_gradients_where_it_passes_numbers() -> None:
 # convolutions
 
 
-@pytest.mark.parametrize("each", [True, False], ids=["each", "stacked"])
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"bias": False},
+        {"padding": (0, 2)},
         {"stride": 2, "padding": 1},
         {"groups": 2, "dilation": 2},
         {"padding": "same", "bias": False},
@@ -274,12 +277,11 @@ def test_dropout_passes_gradients_where_it_passes_numbers() -> None:
     ids=str,
 )
 def test_stacked_convolutions_and_their_gradients_are_torchs_client_by_client(
-    each: bool,  # noqa: FBT001
-    options: dict[str, Any],
+    kernel: Kernel, options: dict[str, Any]
 ) -> None:
     old = nn.Conv2d(4, 6, 3, **options)
     layer = Conv2d(old)
-    layer.each = each
+    layer.kernel = kernel
     params = {
         n: numbers(3, *p.shape, seed=i).requires_grad_()
         for i, (n, p) in enumerate(layer.named_parameters())
@@ -303,11 +305,13 @@ def test_stacked_convolutions_and_their_gradients_are_torchs_client_by_client(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_shared_filter_meets_stacked_images() -> None:
     layer = Conv2d(nn.Conv2d(2, 3, 3))
     x = numbers(4, 2, 2, 5, 5)
     expected = torch.stack([F.conv2d(images, layer.weight, layer.bias) for images in x])
-    for layer.each in (True, False):
+    for kernel in KERNELS:
+        layer.kernel = kernel
         torch.testing.assert_close(torch.func.vmap(layer)(x), expected)
 
 
@@ -400,18 +404,19 @@ def test_among_equals_one_place_of_a_window_gets_the_whole_gradient() -> None:
 # convolutions that pool
 
 
-@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("kernel", "padding"), [(5, 0), (3, 1), ((2, 3), (0, 2))], ids=str)
+@pytest.mark.parametrize(("sides", "padding"), [(5, 0), (3, 1), ((2, 3), (0, 2))], ids=str)
 @pytest.mark.parametrize("size", [(12, 12), (9, 11)], ids=str)
 def test_a_convolution_that_pools_and_its_gradients_are_torchs_client_by_client(
-    *, each: bool, bias: bool, kernel: Any, padding: Any, size: tuple[int, int]
+    *, kernel: Kernel, bias: bool, sides: Any, padding: Any, size: tuple[int, int]
 ) -> None:
     # rejects a kernel shifted the wrong way, and a window that is cut off or overlaps at the odd
     # edge
-    old = nn.Conv2d(3, 4, kernel, padding=padding, bias=bias)
+    old = nn.Conv2d(3, 4, sides, padding=padding, bias=bias)
     layer = Conv2d(old, nn.MaxPool2d(2))
-    layer.each = each
+    layer.kernel = kernel
     x = numbers(2, 6, 3, *size).requires_grad_()
     params = {
         n: torch.stack([p, numbers(*p.shape)]).detach().requires_grad_()

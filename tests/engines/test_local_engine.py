@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core import random
+from fedgist.core.convolution import Kernel
 from fedgist.core.layers import Pass
 from fedgist.data.sources import file_sizes
 from fedgist.engines.plan_timing import choose_plans
@@ -296,12 +297,20 @@ def test_the_fastest_plan_is_chosen_and_a_larger_stack_must_pay() -> None:
     def measure(plan: Plan) -> float:
         return seconds[plan.cohort_size] * (1 if plan.convolutions == "each" else 1.1)
 
-    chosen = choose(measure, sorted(seconds), try_out=measure, has_convolutions=True)
+    chosen = choose(measure, sorted(seconds), ("each", "stacked"))
     assert (chosen.cohort_size, chosen.convolutions) in {(4, "each"), (8, "each")}
-    assert (
-        choose(lambda _: 1.0, [1, 3], try_out=lambda _: 1.0, has_convolutions=False).cohort_size
-        == 3
-    )
+    assert choose(lambda _: 1.0, [1, 3]).cohort_size == 3
+
+
+def test_kernels_are_in_a_plan_only_if_a_whole_step_is_faster_with_them() -> None:
+    kernels: dict[str, Kernel] = {"conv": "compiled"}
+    for gain in (0.5, 1.5):
+
+        def measure(plan: Plan, gain: float = gain) -> float:
+            return (gain if plan.kernels else 1.0) / plan.cohort_size
+
+        chosen = choose(measure, [1, 2, 4], ("each", "stacked"), kernels)
+        assert chosen == Plan(4, "each", kernels=kernels if gain < 1 else {})
 
 
 def test_sizes_of_stacks_leave_no_core_waiting_for_another() -> None:
@@ -315,11 +324,11 @@ def test_sizes_of_stacks_leave_no_core_waiting_for_another() -> None:
 def test_a_plan_is_measured_once_and_remembered() -> None:
     calls = []
 
-    def make() -> Plan:
+    def make() -> dict[str, int]:
         calls.append(1)
-        return Plan(7)
+        return {"cohort_size": 7}
 
-    assert [remembered({"key": "plans"}, make) for _ in range(3)] == [Plan(7)] * 3
+    assert [remembered({"key": "plans"}, make) for _ in range(3)] == [{"cohort_size": 7}] * 3
     assert len(calls) == 1
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedgist.cli import (
     federation_commands,
+    kernel_commands,
     model_commands,
     network_commands,
     result_commands,
@@ -45,6 +46,7 @@ from fedgist.report.terminal import console, paragraph, use_plain_signs, words
 __all__ = [
     "app",
     "federation_commands",
+    "kernel_commands",
     "main",
     "model_commands",
     "network_commands",

@@ -16,7 +16,7 @@ from fedgist.report.tracking.tracker_names import FORMS
 START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
 FEDERATE = "A federation over a network"
 COMMAND_ORDER = (
-    *("list", "partition", "run", "forget"),
+    *("list", "partition", "run", "forget", "compile"),
     *("watch", "show", "compare", "report"),
     *("predict", "evaluate", "probe", "export"),
     *("sweep", "tune", "reproduce"),

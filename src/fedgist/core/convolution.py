@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedgist.core.autograd_types import Lot, SavedTensors
+from fedgist.core.compiled.compiled_convolution import Settings, convolve
 
 # Measured bounds on channels in and out: joint convolution and pooling is faster up to these.
 IMAGE, NARROW = 4, 16
@@ -22,26 +24,55 @@ IMAGE, NARROW = 4, 16
 threshold_backward = torch.ops.aten.threshold_backward
 
 
-class Conv2d(nn.Module):
-    """A convolution that runs client by client (``each``) or as one grouped convolution.
+Kernel = Literal["each", "grouped", "compiled"]
 
-    With a 2x2 max-pooling ``pool``, it also pools: see :func:`pooled`.
+
+class Conv2d(nn.Module):
+    """A convolution, with the max-pooling and the ReLU after it if they are done in one pass.
+
+    Stacked clients run one by one (``each``), as one ``grouped`` convolution, or by the
+    ``compiled`` kernels. With a 2x2 max-pooling ``pool``, the first two compute as :func:`pooled`.
     """
 
     def __init__(self, old: nn.Conv2d, pool: nn.MaxPool2d | None = None) -> None:
         super().__init__()
-        self.weight, self.bias, self.each, self.pool = old.weight, old.bias, False, pool
+        self.weight, self.bias, self.pool = old.weight, old.bias, pool
+        self.kernel: Kernel = "grouped"
+        self.relu = False
         self.settings = (old.stride, old.padding, old.dilation, old.groups)
+        self.compilable = _compiled_settings(old)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve ``x`` (batch, channels, height, width), and pool if there is a pooling."""
-        convolve: Callable[..., Tensor] = _EachConv.apply if self.each else F.conv2d
+        """Convolve ``x`` (batch, channels, height, width), and pool and cut as the layer does."""
+        if self.compilable and self.kernel == "compiled" and is_plain(x):
+            settings = replace(self.compilable, pool=self.pool is not None, relu=self.relu)
+            return convolve(x, self.weight, self.bias, settings)
+        out = self._by_torch(x)
+        return out.relu() if self.relu else out
+
+    def _by_torch(self, x: Tensor) -> Tensor:
+        by_torch: Callable[..., Tensor] = _EachConv.apply if self.kernel == "each" else F.conv2d
         if self.pool is None:
-            return convolve(x, self.weight, self.bias, *self.settings)
-        if x.device.type != "cpu":
-            out: Tensor = self.pool(convolve(x, self.weight, self.bias, *self.settings))
+            return by_torch(x, self.weight, self.bias, *self.settings)
+        if x.device.type != "cpu" or self.kernel == "compiled":
+            out: Tensor = self.pool(by_torch(x, self.weight, self.bias, *self.settings))
             return out
-        return pooled(convolve, x, self.weight, self.bias, self.settings[1])
+        return pooled(by_torch, x, self.weight, self.bias, self.settings[1])
+
+
+def _compiled_settings(conv: nn.Conv2d) -> Settings | None:
+    """Return a layer's settings for the compiled kernels, or None if they do not have it."""
+    plain = conv.stride == conv.dilation == (1, 1) and conv.groups == 1
+    if not plain or isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+        return None
+    rows, columns = conv.padding
+    return Settings((rows, columns))
+
+
+def is_plain(x: Tensor) -> bool:
+    """Return whether the compiled kernels can read ``x``: float32 in this machine's memory."""
+    in_memory = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return in_memory and x.dtype == torch.float32
 
 
 def pooled(

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgist.core.convolution import Conv2d
+from fedgist.core.convolution import Conv2d, Kernel
+from fedgist.core.kernel_choice import use_kernels
 from fedgist.core.layers import BatchNorm, Dropout, Pass, current, linear, replace_layers
 from fedgist.core.parts import Layers, Part, layers_of
 from fedgist.core.projection import head_and_projection, without_projection
@@ -64,19 +65,35 @@ class Architecture:
         """Whether features of another width are projected to ``feature_width``."""
         return head_and_projection(self.module, self.head) != self.head
 
-    def with_layout(self, *, each: bool) -> Architecture:
+    def with_layout(
+        self, *, each: bool, kernels: Mapping[str, Kernel] | None = None
+    ) -> Architecture:
         """Return the architecture with unstacked (``each``) or stacked layers.
 
-        This concerns convolutions and batch norm.
+        This concerns convolutions and batch norm. A convolution named in ``kernels`` runs by that
+        kernel instead.
+
+        Raises
+        ------
+        ValueError
+            If a kernel is not on this machine, or a layer is not there or does not have it.
         """
         kinds = Conv2d | BatchNorm
         layers = [layer for layer in self.module.modules() if isinstance(layer, kinds)]
-        if all(layer.each == each for layer in layers):
+        unstacked: Kernel = "each" if each else "grouped"
+        as_asked = [
+            layer.kernel == unstacked if isinstance(layer, Conv2d) else layer.each == each
+            for layer in layers
+        ]
+        if all(as_asked) and not kernels:
             return self  # many sites of one process share it
         module = copy.deepcopy(self.module)
         for layer in module.modules():
-            if isinstance(layer, kinds):
+            if isinstance(layer, Conv2d):
+                layer.kernel = unstacked
+            elif isinstance(layer, BatchNorm):
                 layer.each = each
+        use_kernels(module, kernels or {})
         return replace(self, module=module)
 
 

@@ -33,7 +33,7 @@ from fedgist.engines.client_requests import (
 from fedgist.engines.engine import FINETUNED, TESTS, TRAINED, ScoreTable, Split
 from fedgist.engines.message_form import addable, form_of_stack, screen_uploads
 from fedgist.engines.population import HostSettings, Population
-from fedgist.errors import CheckpointError
+from fedgist.errors import CheckpointError, RecipeError
 from fedgist.training import cohort as cohorts
 from fedgist.training import inference, local_training
 from fedgist.training.client_store import ClientStore
@@ -255,5 +255,15 @@ def score_table(
 
 
 def with_layout(arch: Architecture, plan: Plan) -> Architecture:
-    """Return the architecture with the plan's layout of convolutions."""
-    return arch.with_layout(each=plan.stack and plan.convolutions == "each")
+    """Return the architecture with the plan's layout of convolutions.
+
+    Raises
+    ------
+    RecipeError
+        If the plan names a kernel that is not on this machine, or an unknown layer.
+    """
+    try:
+        each = plan.stack and plan.convolutions == "each"
+        return arch.with_layout(each=each, kernels=plan.kernels)
+    except ValueError as error:
+        raise RecipeError(f"engine.plans.{arch.name}: {error}") from error

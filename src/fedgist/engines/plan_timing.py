@@ -8,11 +8,13 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
-from fedgist.core.convolution import Conv2d
+from fedgist.core.compiled.kernel_library import compiler, library, library_path
+from fedgist.core.convolution import Conv2d, Kernel
+from fedgist.core.kernel_choice import compilable
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
 from fedgist.core.tree import Tree
@@ -23,7 +25,15 @@ from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.worker_pool import WorkerPool, default_workers
 from fedgist.training import local_training
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
+from fedgist.training.kernel_timing import faster_layers
+from fedgist.training.stacking_plan import (
+    Convolutions,
+    Plan,
+    choose,
+    remembered,
+    sizes,
+    why_alone,
+)
 
 STEPS = 3  # timed steps of the real work for each candidate
 TRIES = 2  # measurements of each candidate; the fastest one counts
@@ -86,35 +96,79 @@ class _Probe:
         at_once = pool.per_round if pool else math.ceil(training.fraction_train * len(clients))
         most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
         candidates = [fixed] if fixed else sizes(at_once, cores, most)
-        description = {
+        way = {
+            "method": [type(self.method).__qualname__, repr(vars(self.method))],
+            "code": _code_of([self.method]),
+            "objective": type(self.task.objective).__qualname__,
+        }
+        net = self._description(name, arch)
+        # which method trains changes what can be stacked, and hardly what is fastest
+        alone = remembered({**net, **way}, lambda: {"note": self._why_alone(name, arch)})
+        if alone["note"]:
+            return Plan(1, stack=False, note=alone["note"])
+        timed = {**net, "sizes": candidates, "kernels": library_path().name if library() else ""}
+        return Plan(
+            **remembered(timed, lambda: asdict(self._measured(name, arch, candidates, cores)))
+        )
+
+    def _description(self, name: str, arch: Architecture) -> dict[str, object]:
+        """Return what a step's time depends on: the net, its training, and the rows."""
+        training = self.task.training
+        return {
             "model": repr(arch.module),
             "arrays": {n: list(a.shape) for n, a in self.task.starts[name].params.items()},
             "input": arch.input_shape,
-            "method": [type(self.method).__qualname__, repr(vars(self.method))],
-            "code": _code_of([self.method, *arch.module.modules()]),
-            "training": repr(self.task.training),
-            "sizes": candidates,
+            "code": _code_of(arch.module.modules()),
+            "training": [
+                training.optimizer.name,
+                training.batch_size,
+                training.precision,
+                bool(training.clip_norm),
+            ],
+            "private": self._private,
             "device": self.settings.device,
-            "rows": int(self.population.train.counts.max()),
+            "rows": min(training.batch_size, int(self.population.train.counts.max())),
             **({"frozen": True} if arch.frozen else {}),
         }
-        return remembered(description, lambda: self._measured(name, arch, candidates, cores))
+
+    @property
+    def _private(self) -> bool:
+        privacy = self.task.privacy
+        return privacy is not None and privacy.steps is not None
+
+    def _why_alone(self, name: str, arch: Architecture) -> str:
+        return why_alone(
+            lambda plan: self._seconds(name, plan), "each" if _layouts(arch) else "stacked"
+        )
+
+    def _kernels(self, arch: Architecture) -> Mapping[str, Kernel]:
+        """Return the layers that the compiled kernels run faster than torch does."""
+        training = self.task.training
+        plain = training.precision == "float32" and not self._private
+        if not plain or self.settings.device != "cpu" or arch.frozen or library() is None:
+            return {}
+        rows = min(training.batch_size, int(self.population.train.counts.max()))
+        with as_workers_do():
+            return faster_layers(arch, rows)
 
     def _measured(
         self, name: str, arch: Architecture, candidates: Sequence[int], cores: int
     ) -> Plan:
         self.say(
             f"measuring how many clients with {name} this machine trains fastest together (once "
-            "for each model and method)"
+            "for each model)"
         )
+        if compilable(arch.module) and library() is None and compiler():
+            self.say("`fedgist compile` builds faster convolutions for this machine, once")
+        kernels = self._kernels(arch)
         pool = WorkerPool(lambda plan: self._seconds(name, plan), cores)
         with contextlib.closing(pool):
             return choose(
                 # all cores at once, as in a run: caches and memory are shared
                 lambda plan: max(pool.run([plan] * cores)),
                 candidates,
-                try_out=lambda plan: self._seconds(name, plan),
-                has_convolutions=any(isinstance(m, Conv2d) for m in arch.module.modules()),
+                _layouts(arch) or ("stacked",),
+                kernels,
             )
 
     def _prepare(self, name: str, plan: Plan) -> tuple[Cohort, Clients, tuple[Phase, ...]]:
@@ -158,6 +212,12 @@ class _Probe:
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
         numbers = sum(a.numel() for a in clients.net.params.values())
         return 16 * numbers + 2 * held
+
+
+def _layouts(arch: Architecture) -> tuple[Convolutions, ...]:
+    """Return the layouts of convolutions to choose from; none without convolutions."""
+    has_some = any(isinstance(m, Conv2d) for m in arch.module.modules())
+    return ("each", "stacked") if has_some else ()
 
 
 def _code_of(values: Iterable[object]) -> str:

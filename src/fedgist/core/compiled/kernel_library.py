@@ -1,0 +1,103 @@
+"""The library of compiled kernels: it is built by this machine's C compiler, and loaded if present.
+
+The library's file name holds a digest of the source, the compiler's flags and the processor. So a
+library is never loaded on another kind of processor, or with another version of fedgist.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from fedgist.errors import InputError, OutputError, first_line
+
+SOURCE = Path(__file__).with_name("kernels.c")
+# without -ffast-math: NaN must stay NaN
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
+COMPILERS = ("cc", "gcc", "clang")
+HOW = "run `fedgist compile` to build them (a C compiler is needed)"
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled kernels, or None if they have not been built on this machine."""
+    try:
+        return ctypes.CDLL(str(library_path()))
+    except OSError:
+        return None
+
+
+def compiler() -> list[str] | None:
+    """Return the command of the C compiler: ``$CC``, the first of ``COMPILERS``, zig's, or None."""
+    if named := os.environ.get("CC"):
+        return shlex.split(named)
+    if present := next((name for name in COMPILERS if shutil.which(name)), None):
+        return [present]
+    return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
+
+
+def library_path() -> Path:
+    """Return the file of the library on this machine, whether it exists or not."""
+    text = "\0".join([SOURCE.read_text("utf-8"), *FLAGS, platform.machine(), _processor()])
+    name = hashlib.sha256(text.encode()).hexdigest()[:24]
+    return user_cache_path("fedgist") / "kernels" / f"{name}.so"
+
+
+def build() -> Path:
+    """Compile the kernels, and return the library's file. It takes a few seconds.
+
+    Raises
+    ------
+    InputError
+        If there is no C compiler, or it fails.
+    OutputError
+        If the user's cache cannot be written.
+    """
+    command, path = compiler(), library_path()
+    if command is None:
+        raise InputError(
+            "no C compiler was found: install one (`pip install 'fedgist[compiler]'` does), or "
+            "name its command in the variable CC"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder, path.name)
+            _compile([*command, *FLAGS, str(SOURCE), "-o", str(part), "-lm"])
+            part.replace(path)
+    except OSError as error:
+        raise OutputError(f"the kernels cannot be written to {path.parent}: {error}") from error
+    library.cache_clear()
+    return path
+
+
+def _compile(words: list[str]) -> None:
+    try:
+        done = subprocess.run(words, check=False, capture_output=True, text=True)  # noqa: S603  # the user names the compiler
+    except FileNotFoundError as error:
+        raise InputError(f"the C compiler {words[0]!r} was not found") from error
+    if done.returncode:
+        why = first_line(RuntimeError(done.stderr or done.stdout))
+        raise InputError(f"{words[0]} cannot compile the kernels: {why}")
+
+
+def _processor() -> str:
+    """Return what distinguishes kinds of processors, as far as the system says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    keys = "flags", "Features", "model name"
+    return "\n".join(sorted({line for line in lines if line.startswith(keys)}))

@@ -1,0 +1,82 @@
+"""Which layers of a model the compiled kernels run faster than torch does, by timing each alone."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedgist.core import random
+from fedgist.core.batch import fake_rows
+from fedgist.core.convolution import Conv2d, Kernel
+from fedgist.core.kernel_choice import compilable
+from fedgist.core.net import Architecture
+
+CLIENTS = 4  # clients in the timed stack: both kinds of kernels take them one by one
+TRIES = 3  # measurements of each kernel; the fastest one counts
+PATIENCE_S = 1.0  # layers that would be timed after this long keep torch's kernel
+TORCHS: tuple[Kernel, ...] = ("each", "grouped")
+
+
+def faster_layers(arch: Architecture, rows: int) -> dict[str, Kernel]:
+    """Return the kernels of an architecture's layers, by name, where they are the faster ones.
+
+    ``rows`` is the number of rows in a batch. Layers of the same sizes are timed once.
+    """
+    deadline = time.perf_counter() + PATIENCE_S
+    chosen: dict[str, Kernel] = {}
+    faster: dict[object, bool] = {}
+    for name, (layer, shape, is_first) in _layers(arch, rows).items():
+        alike = layer.settings, tuple(layer.weight.shape), shape, is_first
+        if alike not in faster:
+            if time.perf_counter() > deadline:
+                continue
+            x = torch.zeros(CLIENTS, *shape, requires_grad=not is_first)
+            by_torch = min(_seconds(layer, x, kernel) for kernel in TORCHS)
+            faster[alike] = _seconds(layer, x, "compiled") < by_torch
+        if faster[alike]:
+            chosen[name] = "compiled"
+    return chosen
+
+
+def _layers(arch: Architecture, rows: int) -> dict[str, tuple[Conv2d, torch.Size, bool]]:
+    """Return each convolution with its input's shape (rows, ...), and whether it comes first."""
+    seen: dict[str, tuple[Conv2d, torch.Size, bool]] = {}
+    net = arch.start(0)
+    module = copy.deepcopy(arch.module)
+
+    def remember(name: str, layer: Conv2d, inputs: tuple[Tensor, ...]) -> None:
+        seen.setdefault(name, (layer, inputs[0].shape, not seen))
+
+    for name, layer in compilable(module).items():
+        layer.register_forward_pre_hook(lambda at, inputs, name=name: remember(name, at, inputs))
+    x = fake_rows(random.key(0), rows, arch.input_shape, arch.num_classes, words=arch.words)[0]
+    with torch.no_grad():
+        functional_call(module.eval(), {**net.body, **net.buffers}, (x,))
+    return seen
+
+
+def _seconds(layer: Conv2d, x: Tensor, kernel: Kernel) -> float:
+    """Return the seconds of a forward and backward pass of stacked clients."""
+    layer = copy.deepcopy(layer)
+    layer.kernel = kernel
+    arrays = {
+        name: array.detach().expand(CLIENTS, *array.shape).clone().requires_grad_()
+        for name, array in layer.named_parameters()
+    }
+
+    def run(values: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        out: Tensor = functional_call(layer, dict(values), (images,))
+        return out
+
+    best = math.inf
+    for _ in range(TRIES + 1):  # the first one warms up
+        begin = time.perf_counter()
+        torch.autograd.backward(torch.func.vmap(run)(arrays, x).sum())
+        best = min(best, time.perf_counter() - begin)
+    return best
