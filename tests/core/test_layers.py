@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.convolution import Conv2d, Kernel, MaxPool2d
+from fedgist.core.compiled.kernel_library import Kernel
+from fedgist.core.convolution import Conv2d, MaxPool2d
 from fedgist.core.layers import BatchNorm, Dropout, Pass, current, replace_layers
 
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core import random
-from fedgist.core.convolution import Kernel
+from fedgist.core.compiled.kernel_library import Kernel
 from fedgist.core.layers import Pass
 from fedgist.data.sources import file_sizes
 from fedgist.engines.plan_timing import choose_plans

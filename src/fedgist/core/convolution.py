@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedgist.core.autograd_types import Lot, SavedTensors
 from fedgist.core.compiled.compiled_convolution import Settings, convolve
+from fedgist.core.compiled.kernel_library import Kernel
 
 # Measured bounds on channels in and out: joint convolution and pooling is faster up to these.
 IMAGE, NARROW = 4, 16
@@ -22,9 +23,6 @@ IMAGE, NARROW = 4, 16
 # It keeps the gradient at entries of x above t, and puts zeros elsewhere, in one pass. A comparison
 # and a product would take three passes.
 threshold_backward = torch.ops.aten.threshold_backward
-
-
-Kernel = Literal["each", "grouped", "compiled"]
 
 
 class Conv2d(nn.Module):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from fedgist.core.compiled.kernel_library import HOW, library
-from fedgist.core.convolution import Conv2d, Kernel, MaxPool2d
+from fedgist.core.compiled.kernel_library import HOW, Kernel, library
+from fedgist.core.convolution import Conv2d, MaxPool2d
 from fedgist.core.layers import Dropout
 
 

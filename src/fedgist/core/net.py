@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgist.core.convolution import Conv2d, Kernel
+from fedgist.core.compiled.kernel_library import Kernel
+from fedgist.core.convolution import Conv2d
 from fedgist.core.kernel_choice import use_kernels
 from fedgist.core.layers import BatchNorm, Dropout, Pass, current, linear, replace_layers
 from fedgist.core.parts import Layers, Part, layers_of

@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 
 import torch
 
-from fedgist.core.compiled.kernel_library import compiler, library, library_path
-from fedgist.core.convolution import Conv2d, Kernel
+from fedgist.core.compiled.kernel_library import Kernel, compiler, library, library_path
+from fedgist.core.convolution import Conv2d
 from fedgist.core.kernel_choice import compilable
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture

@@ -13,7 +13,8 @@ from torch.func import functional_call
 
 from fedgist.core import random
 from fedgist.core.batch import fake_rows
-from fedgist.core.convolution import Conv2d, Kernel
+from fedgist.core.compiled.kernel_library import Kernel
+from fedgist.core.convolution import Conv2d
 from fedgist.core.kernel_choice import compilable
 from fedgist.core.net import Architecture
 

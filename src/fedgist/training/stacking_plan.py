@@ -25,7 +25,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from pydantic import Field
 
-from fedgist.core.convolution import Kernel
+from fedgist.core.compiled.kernel_library import Kernel
 from fedgist.errors import first_line
 
 Convolutions = Literal["each", "stacked"]

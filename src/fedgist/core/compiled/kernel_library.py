@@ -18,11 +18,14 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from platformdirs import user_cache_path
 
 from fedgist.errors import InputError, OutputError, first_line
 
+#: How a convolution of stacked clients runs: one by one, as one grouped convolution, or compiled.
+Kernel = Literal["each", "grouped", "compiled"]
 SOURCE = Path(__file__).with_name("kernels.c")
 # without -ffast-math: NaN must stay NaN
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
