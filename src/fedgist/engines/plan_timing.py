@@ -37,6 +37,7 @@ from fedgist.training.stacking_plan import (
 
 STEPS = 3  # timed steps of the real work for each candidate
 TRIES = 2  # measurements of each candidate; the fastest one counts
+LONG_S = 0.05  # if the first step takes so long, one more is enough
 
 
 def choose_plans(
@@ -180,19 +181,17 @@ class _Probe:
         orders = [Order(c.id, name) for c in clients[: max(64, plan.cohort_size)]]
         downs = [self.method.download(self.server, o, ctx) for o in orders]
         cohort, state = engine.trial(ctx, orders, downs)
-        return cohort, state, tuple(replace(p, steps=STEPS) for p in self.method.phases(ctx)[:1])
+        return cohort, state, self.method.phases(ctx)[:1]
 
     def _seconds(self, name: str, plan: Plan) -> float:
         """Return a plan's seconds per client and step."""
         with as_workers_do():
             cohort, clients, phases = self._prepare(name, plan)
-            local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
-            best = math.inf
-            for _ in range(TRIES):
-                start = time.perf_counter()
-                local_training.train(cohort, clients, phases)
-                best = min(best, time.perf_counter() - start)
-        return best / (STEPS * len(cohort.ids))
+            first = _timed(cohort, clients, tuple(replace(p, steps=1) for p in phases))
+            steps, tries = (STEPS, TRIES) if first < LONG_S else (1, 1)
+            phases = tuple(replace(p, steps=steps) for p in phases)
+            best = min(_timed(cohort, clients, phases) for _ in range(tries))
+        return best / (steps * len(cohort.ids))
 
     def _bytes(self, name: str) -> int:
         """Return the memory in bytes for one more client in a stack.
@@ -212,6 +211,13 @@ class _Probe:
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
         numbers = sum(a.numel() for a in clients.net.params.values())
         return 16 * numbers + 2 * held
+
+
+def _timed(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> float:
+    """Return the seconds of the phases."""
+    begin = time.perf_counter()
+    local_training.train(cohort, clients, phases)
+    return time.perf_counter() - begin
 
 
 def _layouts(arch: Architecture) -> tuple[Convolutions, ...]:

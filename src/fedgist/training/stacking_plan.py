@@ -16,7 +16,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,9 +29,10 @@ from fedgist.core.compiled.kernel_library import Kernel
 from fedgist.errors import first_line
 
 Convolutions = Literal["each", "stacked"]
-LIKELY = 16  # sizes near this one are tried first, in case the time runs out
-PATIENCE_S = 6.0  # stop trying larger stacks after this long
-GAIN = 0.98  # a less likely size must be this much faster
+LIKELY = 16  # the size near this one is tried first
+PATIENCE_S = 1.5  # stop trying other sizes after this long
+GAIN = 0.98  # what is tried later must be this much faster
+WORSE = 1.1  # a size that is so much slower ends the search in its direction
 
 
 @dataclass(frozen=True)
@@ -91,34 +92,33 @@ def choose(
 ) -> Plan:
     """Return the fastest execution plan with one of these sizes and layouts.
 
-    If there are ``kernels``, all plans have them, unless the first size is faster without. With
-    kernels, all plans have the faster layout of the first size.
+    The way to compute is chosen with a likely size: with the ``kernels``, if there are any and they
+    are faster, else by one of the layouts. Then larger and smaller sizes are tried, until these are
+    slower or the time runs out.
     """
-    best, fastest = Plan(1, layouts[0]), math.inf
     deadline = time.perf_counter() + PATIENCE_S
-    by_likelihood = sorted(sizes, key=lambda k: abs(math.log(k / LIKELY)))
-    sets: list[Mapping[str, Kernel]] = [kernels, {}] if kernels else [{}]
-    plans = (
-        Plan(size, layout, kernels=chosen)
-        for size in by_likelihood
-        for layout in layouts
-        for chosen in sets
-    )
-    for plan in plans:
-        if time.perf_counter() > deadline and math.isfinite(fastest):
-            break
-        if plan.cohort_size != by_likelihood[0] and not _like(plan, best):
-            continue
+    likely = min(sizes, key=lambda k: abs(math.log(k / LIKELY)))
+    ways = [Plan(likely, layout) for layout in layouts]
+    if kernels:
+        ways.insert(0, replace(ways[0], kernels=kernels))
+    best, fastest = ways[0], measure(ways[0])
+    for plan in ways[1:]:
+        if kernels and best == ways[0] and plan != ways[1]:
+            break  # the kernels are faster than the better of torch's layouts
         seconds = measure(plan)
         if seconds < fastest * GAIN:
             best, fastest = plan, seconds
+    larger, smaller = ([k for k in sizes if k > likely], [k for k in sizes if k < likely])
+    for direction in (larger, smaller[::-1]):
+        for size in direction:
+            if time.perf_counter() > deadline:
+                return best
+            seconds = measure(replace(best, cohort_size=size))
+            if seconds > fastest * WORSE:
+                break
+            if seconds < fastest * GAIN:
+                best, fastest = replace(best, cohort_size=size), seconds
     return best
-
-
-def _like(plan: Plan, best: Plan) -> bool:
-    """Return whether a plan has the kernels of the best one, and its layout if it has some."""
-    same_layout = not best.kernels or plan.convolutions == best.convolutions
-    return plan.kernels == best.kernels and same_layout
 
 
 def remembered(description: Mapping[str, object], make: Callable[[], Stored]) -> Stored:
