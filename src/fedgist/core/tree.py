@@ -25,6 +25,7 @@ T = TypeVar("T")
 SEPARATOR = "/"
 #: The type of messages, states and summaries: any class declared with :func:`tree`.
 Tree: TypeAlias = Any
+_FIELDS = "__tree_fields__"  # attribute of a class that names its fields of tensors
 STATIC = {"static": True}  # metadata of a field that vmap does not map over
 #: Metadata of a server's field that older runs lack; its first value is that of ``init_server``
 LATER = {"later": True}
@@ -43,7 +44,7 @@ def tree(cls: type[T]) -> type[T]:
     for name, value in (("__eq__", _equal_trees), ("__hash__", None)):
         setattr(frozen, name, value)
     fields = dataclasses.fields(frozen)  # type: ignore[arg-type]  # it is a dataclass now
-    leaves = [f.name for f in fields if not f.metadata.get("static")]
+    leaves = tuple(f.name for f in fields if not f.metadata.get("static"))
     static = [f.name for f in fields if f.metadata.get("static")]
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
@@ -57,6 +58,7 @@ def tree(cls: type[T]) -> type[T]:
         return frozen(**tensors, **dict(zip(static, fixed, strict=True)))
 
     _pytree.register_pytree_node(frozen, flatten, unflatten)
+    setattr(frozen, _FIELDS, leaves)
     return frozen
 
 
@@ -83,7 +85,29 @@ def map_leaves(function: Callable[..., Any], value: T, *others: T) -> T:
 
     Leaves have any shape. The result is a tree of the same form.
     """
-    return typing.cast("T", _pytree.tree_map(function, value, *others))
+    return typing.cast("T", _mapped(function, value, others))
+
+
+def _mapped(function: Callable[..., Any], value: Any, others: tuple[Any, ...]) -> Any:
+    # by hand: torch's own function, which knows more kinds of values, takes three times as long
+    if isinstance(value, Tensor):
+        return function(value, *others)
+    if type(value) is dict:
+        if not others:
+            return {k: _mapped(function, v, ()) for k, v in value.items()}
+        if any(value.keys() != other.keys() for other in others):
+            raise ValueError("trees of different keys have no common form")
+        return {k: _mapped(function, v, tuple(o[k] for o in others)) for k, v in value.items()}
+    names = getattr(type(value), _FIELDS, None)
+    if names is None:
+        return _pytree.tree_map(function, value, *others)
+    children = {name: child for name in names if (child := getattr(value, name)) is not None}
+    new = object.__new__(type(value))  # of the same class, so its fields need no check
+    vars(new).update(vars(value))
+    for name, child in children.items():
+        rest = tuple(getattr(other, name) for other in others)
+        vars(new)[name] = _mapped(function, child, rest)
+    return new
 
 
 def take(value: T, rows: Tensor | slice | int) -> T:
