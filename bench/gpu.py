@@ -47,6 +47,7 @@ SHARES: Mapping[str, float] = {
     "resume": 2.0,
     "autocast": 3.0,
 }
+SHOWN = 40  # the most lines that are shown of what a failed part printed
 WRAP_UP_S = 8.0  # a part is told to end this much sooner than it is killed
 #: What CUDA's matrix products need in parts that use deterministic algorithms.
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -232,7 +233,10 @@ def run_part(name: str, report: Report, limit: float, env: Mapping[str, str]) ->
             more = DETERMINISTIC if name in COMPARES_BITS else {}
             ended = _waited(list(map(str, words)), limit, {**env, **more}, stream)
         text = lines.read_text("utf-8") if lines.exists() else ""
-        part = part_of(text, said.read_text("utf-8", "replace"), in_time=ended)
+        printed = said.read_text("utf-8", "replace")
+        part = part_of(text, printed, in_time=ended)
+        if part.state == "failed":  # with the traceback
+            print("\n".join(printed.splitlines()[-SHOWN:]), file=sys.stderr, flush=True)
     return replace(part, seconds=round(time.monotonic() - begin, 2))
 
 
