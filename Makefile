@@ -82,4 +82,4 @@ bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
 	$(BIN)/python bench/bench.py --out bench.json
 
 clean: ## Remove the environment and what was made
-	rm -rf $(VENV) .venv-3.* build dist docs/generated fuzz-failures runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* .venv-gpu build dist docs/generated fuzz-failures runs bench.json bench-gpu.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

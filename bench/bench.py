@@ -48,11 +48,11 @@ from workloads import (
     Workload,
     bare_rounds,
     fedgist_rounds,
+    turn,
 )
 
 from lazy import LAZY_PEAK, RATIO, lazy
 
-TURN_S = 1 / 3
 TARGETS = {
     "W1.ratio": 2.2,
     "W2.ratio": 1.6,
@@ -164,17 +164,6 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
         statistics.median(v) for n, v in seconds.items() if n.startswith("fedgist")
     )
     return out
-
-
-def turn(round_of: Callable[[], float]) -> list[float]:
-    """Do rounds for a third of a second, but at least one; return the seconds of each.
-
-    It is so long because idle threads of the contender before spin for a while.
-    """
-    took = [round_of()]
-    while sum(took) < TURN_S:
-        took.append(round_of())
-    return took
 
 
 def head() -> dict[str, float]:

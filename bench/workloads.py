@@ -24,6 +24,7 @@ from fedgist.runs.round import Federation
 from fedgist.world.world import World
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
+TURN_S = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Workload:
     lr: float
     batch_size: int
     epochs: int
+    learnable: bool = False  # whether labels can be learned from the images
 
     def data(self) -> Dataset:
         """Return random images and labels, as their content does not change the time."""
@@ -50,6 +52,8 @@ class Workload:
             return torch.randint(0, 256, (number, *self.shape), dtype=torch.uint8, generator=draw)
 
         x, y = images(count), torch.randint(0, 10, (count,), generator=draw)
+        if self.learnable:
+            x = x // 2 + images(10)[y] // 2
         return Dataset(
             "random",
             x,
@@ -59,6 +63,17 @@ class Workload:
             10,
             scale=255.0,
         )
+
+    def training(self) -> dict[str, Any]:
+        """Return the recipe's section of training."""
+        return {
+            "num_rounds": NEVER,
+            "fraction_train": self.sampled / self.clients,
+            "local_epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "optimizer": self.optimizer,
+            "lr": self.lr,
+        }
 
     def module(self) -> nn.Module:
         """Return a new module of the workload's model."""
@@ -98,14 +113,7 @@ def opened(
             "clients": {"num_clients": work.clients},
             "evaluate": {"every": NEVER},
             "engine": {"workers": workers, **(engine or {})},
-            "train": {
-                "num_rounds": NEVER,
-                "fraction_train": work.sampled / work.clients,
-                "local_epochs": work.epochs,
-                "batch_size": work.batch_size,
-                "optimizer": work.optimizer,
-                "lr": work.lr,
-            },
+            "train": work.training(),
             **sections,
         }
     )
@@ -148,17 +156,35 @@ def fedgist_rounds(
         federation.engine.close()
 
 
-def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], float]:
-    """Return a function that does the same with one module and ``torch.optim``, without fedgist."""
+def turn(round_of: Callable[[], float]) -> list[float]:
+    """Do rounds for a third of a second, but at least one; return the seconds of each.
+
+    It is so long because idle threads of the contender before spin for a while.
+    """
+    took = [round_of()]
+    while sum(took) < TURN_S:
+        took.append(round_of())
+    return took
+
+
+def bare_rounds(
+    work: Workload, *, fused: bool, threads: int, device: str = "cpu", capturable: bool = False
+) -> Callable[[], float]:
+    """Return a function that does the same with one module and ``torch.optim``, without fedgist.
+
+    Images, labels and the order of rows are on the device from the start. ``capturable`` is an
+    option of torch's Adam on a GPU.
+    """
     data = work.data()
-    x, y = data.x.float().div_(255), data.y
-    module = work.module()
+    x, y = data.x.to(device).float().div_(255), data.y.to(device)
+    module = work.module().to(device)
     glob = {k: v.clone() for k, v in module.state_dict().items()}
 
     def optimizer() -> torch.optim.Optimizer:
         if work.optimizer == "sgd":
-            return torch.optim.SGD(module.parameters(), lr=work.lr)
-        return torch.optim.Adam(module.parameters(), lr=work.lr, fused=fused or None)
+            return torch.optim.SGD(module.parameters(), lr=work.lr, fused=fused or None)
+        kind = torch.optim.Adam
+        return kind(module.parameters(), lr=work.lr, fused=fused or None, capturable=capturable)
 
     def do_round() -> float:
         torch.set_num_threads(threads)
@@ -169,7 +195,8 @@ def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], fl
             steps = optimizer()
             for _ in range(work.epochs):
                 for rows in torch.split(
-                    torch.randperm(work.rows) + client * work.rows, work.batch_size
+                    torch.randperm(work.rows, device=device) + client * work.rows,
+                    work.batch_size,
                 ):
                     steps.zero_grad()
                     torch.autograd.backward(F.cross_entropy(module(x[rows]), y[rows]))

@@ -36,3 +36,24 @@ with pretended_gpu.pretended_gpu():
 """
     done = call([sys.executable, "-c", mixed], TESTS, code=1)
     assert "aten.add.Tensor of tensors on the GPU and on the CPU" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.environment
+@pytest.mark.skipif(not TELLS, reason="this torch knows no device that is made in Python")
+def test_laws_can_be_tried_there() -> None:
+    # law 3 once gave the method's functions a key on the CPU
+    tried = """
+import pretended_gpu
+from fedgist.methods import METHODS
+from fedgist.testing import LAWS, MethodUnderTest
+pretended_gpu.tell_torch()
+with pretended_gpu.pretended_gpu():
+    for name in ("fedavg", "fedlog", "repshare"):
+        subject = MethodUnderTest(METHODS[name](), {"engine": {"device": "cuda"}})
+        for law in LAWS:
+            if law.name.split()[0] in {"1", "3", "7"}:
+                law.try_on(subject)
+                print(law.name)
+"""
+    assert len(call([sys.executable, "-c", tried], TESTS).stdout.splitlines()) == 9

@@ -132,7 +132,12 @@ def keeps_to_the_vocabulary(subject: MethodUnderTest) -> None:
     """Call each function of the method once and check what it returns."""
     small_world = subject.world()
     server = federation(small_world).server
-    check_method(subject.method, small_world.server.task, server, random.key(0))
+    check_method(subject.method, small_world.server.task, server, _key(small_world))
+
+
+def _key(small_world: World) -> Tensor:
+    """Return a key, (), on the device of a world."""
+    return random.key(0).to(small_world.server.setup.device)
 
 
 def close(a: Arrays, b: Arrays, tolerance: float = CLOSE) -> bool:
@@ -200,7 +205,7 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
     tight = subject.world()
     server = federation(tight).server
     try:
-        check_method(subject.method, tight.server.task, server, random.key(0))
+        check_method(subject.method, tight.server.task, server, _key(tight))
     except MethodError as error:
         raise AssertionError(str(error)) from error
     rows = tight.population.train
