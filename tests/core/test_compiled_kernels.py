@@ -185,14 +185,21 @@ def test_other_numbers_than_float32_are_left_to_torch() -> None:
         assert module(x).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("kernels", "says"),
-    [({"conv9": "compiled"}, "kernels.conv9 = 'compiled': no such layer; choose from: conv1")],
-)
-def test_a_layer_that_is_not_there_is_an_error(kernels: Any, says: str) -> None:
+@pytest.mark.parametrize("name", ["conv9", "relu1"])
+@pytest.mark.parametrize("each", [True, False])
+def test_a_layer_that_is_not_there_is_an_error(*, name: str, each: bool) -> None:
     arch = split_head(lambda: MODELS["fedlog_mnist"]((1, 28, 28), 10), (1, 28, 28), 10)
+    says = f"kernels.{name} = 'compiled': no such layer; choose from: conv1, conv2"
     with pytest.raises(ValueError, match=says):
-        arch.with_layout(each=True, kernels=kernels)
+        arch.with_layout(each=each, kernels={name: "compiled"})
+
+
+def test_a_layout_is_made_once() -> None:
+    arch = split_head(lambda: MODELS["fedlog_mnist"]((1, 28, 28), 10), (1, 28, 28), 10)
+    laid_out = arch.with_layout(each=True, kernels={"conv1": "compiled"})
+    assert laid_out is not arch
+    assert laid_out.with_layout(each=True, kernels={"conv1": "compiled"}) is laid_out
+    assert laid_out.with_layout(each=True) is not laid_out
 
 
 def test_layers_are_timed_one_by_one() -> None:

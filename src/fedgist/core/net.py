@@ -79,14 +79,16 @@ class Architecture:
         ValueError
             If a kernel is not on this machine, or a layer is not there or does not have it.
         """
-        kinds = Conv2d | BatchNorm
-        layers = [layer for layer in self.module.modules() if isinstance(layer, kinds)]
+        kernels = kernels or {}
         unstacked: Kernel = "each" if each else "grouped"
-        as_asked = [
-            layer.kernel == unstacked if isinstance(layer, Conv2d) else layer.each == each
-            for layer in layers
-        ]
-        if all(as_asked) and not kernels:
+
+        def as_asked(name: str, layer: nn.Module) -> bool:
+            if isinstance(layer, Conv2d):
+                return layer.kernel == kernels.get(name, unstacked)
+            return layer.each == each if isinstance(layer, BatchNorm) else name not in kernels
+
+        layers = dict(self.module.named_modules())
+        if kernels.keys() <= layers.keys() and all(as_asked(n, m) for n, m in layers.items()):
             return self  # many sites of one process share it
         module = copy.deepcopy(self.module)
         for layer in module.modules():
@@ -94,7 +96,7 @@ class Architecture:
                 layer.kernel = unstacked
             elif isinstance(layer, BatchNorm):
                 layer.each = each
-        use_kernels(module, kernels or {})
+        use_kernels(module, kernels)
         return replace(self, module=module)
 
 

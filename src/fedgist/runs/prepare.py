@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedgist.core import random
+from fedgist.core.task import Task
 from fedgist.core.tree import Tree
+from fedgist.engines.client_host import with_layout
 from fedgist.engines.delayed_engine import DelayedEngine, by_chance
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
@@ -46,7 +48,8 @@ def prepare_run(
     if setup.engine.name != "loopback":  # there every site runs its one client, unstacked
         plans = _plans(world, server, say)
     threads = _server_threads(setup)
-    side = replace(side, notes=notes, plans=plans, server_threads=threads)
+    task = _with_kernels(side.task, plans)
+    side = replace(side, task=task, notes=notes, plans=plans, server_threads=threads)
     world = replace(world, server=side)
     return world, server, _engine(world, workers)
 
@@ -72,6 +75,15 @@ def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, 
             note = f"runs client by client: {reason}" if reason else plan.note
             plans[name] = replace(plan, note=note)
     return plans
+
+
+def _with_kernels(task: Task, plans: Mapping[str, Plan]) -> Task:
+    """Return the task with the kernels of its plans: the server's own models use them, too."""
+    named = {name: plan for name, plan in plans.items() if plan.kernels}
+    laid_out = {name: with_layout(task.architectures[name], plan) for name, plan in named.items()}
+    starts = {name: replace(task.starts[name], arch=arch) for name, arch in laid_out.items()}
+    architectures = {**task.architectures, **laid_out}
+    return replace(task, architectures=architectures, starts={**task.starts, **starts})
 
 
 def _server_threads(setup: Setup) -> int:

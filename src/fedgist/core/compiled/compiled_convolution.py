@@ -237,5 +237,6 @@ def _call(name: str, layer: _Layer, *tensors: Tensor | None) -> None:
     kernels = library()
     assert kernels is not None  # checked when the layer was laid out
     pointers = [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors]
-    if getattr(kernels, name)(ctypes.byref(layer), *pointers):
+    threads = c_int64(torch.get_num_threads())  # one, in a worker
+    if getattr(kernels, name)(ctypes.byref(layer), threads, *pointers):
         raise MemoryError(f"no memory for a convolution of {layer.clients} clients")

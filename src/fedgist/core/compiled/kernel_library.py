@@ -28,7 +28,15 @@ from fedgist.errors import InputError, OutputError, first_line
 Kernel = Literal["each", "grouped", "compiled"]
 SOURCE = Path(__file__).with_name("kernels.c")
 # without -ffast-math: NaN must stay NaN
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+)
 COMPILERS = ("cc", "gcc", "clang")
 HOW = "run `fedgist compile` to build them (a C compiler is needed)"
 
@@ -78,7 +86,7 @@ def build() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             part = Path(folder, path.name)
-            _compile([*command, *FLAGS, str(SOURCE), "-o", str(part), "-lm"])
+            _compile([*command, *FLAGS, str(SOURCE), "-o", str(part)])
             part.replace(path)
     except OSError as error:
         raise OutputError(f"the kernels cannot be written to {path.parent}: {error}") from error

@@ -2,12 +2,12 @@
 
    The batch is the innermost dimension of all images in here: [channel][row][column][image]. So a
    vector holds neighbouring numbers of one row, every shift by a column is a shift by `batch`
-   numbers, and no window is ever gathered. All functions take one thread and are deterministic.
+   numbers, and no window is ever gathered.
 
    Sums are in float32. The order of their terms depends on the width of the machine's vectors, but
-   not on the number of clients in the stack. */
+   neither on the number of clients in the stack nor on the number of threads. */
 
-#include <math.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,7 +202,12 @@ typedef struct {
     size_t room;
 } scratch;
 
-static __thread scratch inputs, outputs, row;
+/* What one thread needs, and what the threads of one caller need: it stays for the next call. */
+#define MOST_THREADS 64
+typedef struct {
+    scratch inputs, outputs, row;
+} desk;
+static __thread desk desks[MOST_THREADS];
 
 /* Return room for `count` numbers, which stays for the next call; NULL without memory. */
 static float *room(scratch *of, size_t count) {
@@ -264,7 +269,7 @@ INLINE vec positive(vec value) { return SELECT(value < 0, (vec){0}, value); }
    A vector may pass the end of a column, because the next column is written after it. */
 static void pool_rows(const float *top, const float *low, float bias, int relu, int64_t width,
                       int64_t batch, int64_t step, float *out, uint8_t *which) {
-    for (int64_t i = 0; i < width; i++, top += 2 * batch, low += 2 * batch, out += step, which += step)
+    for (int64_t i = 0; i < width; i++) {
         for (int64_t n = 0; n < batch; n += LANES) {
             vec most = LOAD(top + n);
             ints number = {0};
@@ -281,6 +286,8 @@ static void pool_rows(const float *top, const float *low, float bias, int relu, 
             else
                 memcpy(which + n, &small, batch - n);
         }
+        top += 2 * batch, low += 2 * batch, out += step, which += step;
+    }
 }
 
 /* Add the bias to a row of outputs. */
@@ -348,7 +355,7 @@ static float back_row(const float *grad, const float *out, int relu, int64_t wid
     return sum;
 }
 
-/* ---- A layer ---- */
+/* ---- The images that are taken at a time ---- */
 
 static void forward_images(const layer *of, const sizes *s, const float *xs, float *rs,
                            const float *w, const float *b, float *out, uint8_t *which) {
@@ -369,28 +376,6 @@ static void forward_images(const layer *of, const sizes *s, const float *xs, flo
                 finish_row(from, bias, of->relu, s->top_width, s->batch, of->batch, out + at);
         }
     }
-}
-
-/* Convolve, add the bias if there is one, pool by 2x2 and cut at zero if the layer does.
-   out and which (which number of each window, if pooled): [client][out][row][column][image].
-   Returns 0, or 1 without memory. */
-int fedgist_convolve(const layer *of, const float *x, const float *w, const float *b, float *out,
-                     uint8_t *which) {
-    int64_t most = images_at_once(of->batch);
-    sizes s = sizes_of(of, most);
-    float *xs = room(&inputs, of->in * s.height * s.width * most + SLACK);
-    float *rs = room(&row, 2 * of->out * s.line + 2 * SLACK + 2 * most);
-    if (!xs || !rs) return 1;
-    int64_t size = of->out * s.top_height * s.top_width * of->batch;
-    for (int64_t k = 0; k < of->clients; k++)
-        for (int64_t first = 0; first < of->batch; first += most) {
-            s = sizes_of(of, SMALLER(most, of->batch - first));
-            int64_t at = k * size + first;
-            take_images(of, &s, x + k * of->x_client, first, xs);
-            forward_images(of, &s, xs, rs, w + k * of->w_client, b ? b + k * of->b_client : NULL,
-                           out + at, which ? which + at : NULL);
-        }
-    return 0;
 }
 
 /* Gradient before pooling, with zeros around each row, to ys; its sums are added to db. */
@@ -450,104 +435,151 @@ static void input_gradient(const layer *of, const sizes *s, int64_t lead, int64_
     }
 }
 
+/* ---- Threads ---- */
+
+/* The layer's arrays. The images of one client that are taken at a time are a piece of work. */
+typedef struct {
+    const layer *of;
+    const float *x, *w, *b, *grad;
+    float *out, *dx, *dw, *db;
+    uint8_t *which;
+    float *parts; /* weight and bias gradients of the pieces beyond the first of each client */
+    int64_t pieces;
+    int failed;
+} task;
+
+typedef void work(task *of, int64_t client, int64_t piece, desk *at);
+
+typedef struct {
+    work *todo;
+    task *of;
+    int64_t first, step;
+    desk *at;
+    pthread_t thread;
+} share;
+
+static void *do_share(void *given) {
+    share *mine = given;
+    int64_t count = mine->of->of->clients * mine->of->pieces;
+    for (int64_t i = mine->first; i < count; i += mine->step)
+        mine->todo(mine->of, i / mine->of->pieces, i % mine->of->pieces, mine->at);
+    return NULL;
+}
+
+/* Do all pieces of a task in at most so many threads. They are begun anew each time, so that none
+   is lost when a process is forked. */
+static int in_threads(work *todo, task *of, int64_t threads) {
+    int64_t count = of->of->clients * of->pieces;
+    share shares[MOST_THREADS];
+    threads = SMALLER(SMALLER(threads, count), MOST_THREADS);
+    if (threads < 1) return 0;
+    int begun[MOST_THREADS];
+    for (int64_t t = 0; t < threads; t++) {
+        shares[t] = (share){.todo = todo, .of = of, .first = t, .step = threads, .at = &desks[t]};
+        begun[t] = t && !pthread_create(&shares[t].thread, NULL, do_share, &shares[t]);
+    }
+    for (int64_t t = 0; t < threads; t++)
+        if (begun[t])
+            pthread_join(shares[t].thread, NULL);
+        else
+            do_share(&shares[t]);
+    return of->failed;
+}
+
+/* ---- A layer ---- */
+
+static void forward_piece(task *given, int64_t client, int64_t piece, desk *mine) {
+    const layer *of = given->of;
+    int64_t most = images_at_once(of->batch), first = piece * most;
+    sizes s = sizes_of(of, SMALLER(most, of->batch - first));
+    float *xs = room(&mine->inputs, of->in * s.height * s.width * s.batch + SLACK);
+    float *rs = room(&mine->row, 2 * of->out * s.line + 2 * SLACK + 2 * s.batch);
+    if (!xs || !rs) {
+        given->failed = 1;
+        return;
+    }
+    int64_t at = client * of->out * s.top_height * s.top_width * of->batch + first;
+    take_images(of, &s, given->x + client * of->x_client, first, xs);
+    forward_images(of, &s, xs, rs, given->w + client * of->w_client,
+                   given->b ? given->b + client * of->b_client : NULL, given->out + at,
+                   given->which ? given->which + at : NULL);
+}
+
+/* Convolve, add the bias if there is one, pool by 2x2 and cut at zero if the layer does.
+   out and which (which number of each window, if pooled): [client][out][row][column][image].
+   Returns 0, or 1 without memory. */
+int fedgist_convolve(const layer *of, int64_t threads, const float *x, const float *w,
+                     const float *b, float *out, uint8_t *which) {
+    task all = {.of = of, .x = x, .w = w, .b = b, .out = out, .which = which};
+    int64_t most = images_at_once(of->batch);
+    all.pieces = (of->batch + most - 1) / most;
+    return in_threads(forward_piece, &all, threads);
+}
+
+static void backward_piece(task *given, int64_t client, int64_t piece, desk *mine) {
+    const layer *of = given->of;
+    int64_t most = images_at_once(of->batch), first = piece * most;
+    sizes s = sizes_of(of, SMALLER(most, of->batch - first));
+    int64_t lead = (of->cols - 1) * s.batch, line = s.run + 2 * lead + SLACK;
+    size_t count = of->out * s.out_height * line + SLACK;
+    float *xs = room(&mine->inputs, of->in * s.height * s.width * s.batch + SLACK);
+    float *ys = room(&mine->outputs, count);
+    float *rs = room(&mine->row, of->in * (of->width * s.batch + SLACK));
+    if (!xs || !ys || !rs) {
+        given->failed = 1;
+        return;
+    }
+    int64_t weights = of->out * of->in * s.taps, at = client * of->out;
+    float *dw = given->dw ? given->dw + at * of->in * s.taps : NULL;
+    float *db = given->db ? given->db + at : NULL;
+    if (piece) {
+        int64_t before = client * (given->pieces - 1) + piece - 1;
+        float *part = given->parts + before * (weights + of->out);
+        dw = dw ? part : NULL;
+        db = db ? part + weights : NULL;
+    }
+    at = at * s.top_height * s.top_width * of->batch + first;
+    memset(ys, 0, 4 * count); /* the zeros around each row */
+    gradient_rows(of, &s, lead, line, given->out + at, given->which ? given->which + at : NULL,
+                  given->grad + at, ys, db);
+    if (dw) {
+        take_images(of, &s, given->x + client * of->x_client, first, xs);
+        weight_gradient(of, &s, lead, line, xs, ys, dw);
+    }
+    if (given->dx)
+        input_gradient(of, &s, lead, line, ys, rs, given->w + client * of->w_client,
+                       given->dx + client * of->in * of->height * of->width * of->batch + first);
+}
+
+/* Add what the pieces beyond the first of each client have, in their order. */
+static void add_parts(task *given, int64_t weights) {
+    int64_t outs = given->of->out;
+    const float *part = given->parts;
+    for (int64_t k = 0; k < given->of->clients; k++)
+        for (int64_t piece = 1; piece < given->pieces; piece++, part += weights + outs) {
+            for (int64_t i = 0; given->dw && i < weights; i++)
+                given->dw[k * weights + i] += part[i];
+            for (int64_t o = 0; given->db && o < outs; o++)
+                given->db[k * outs + o] += part[weights + o];
+        }
+}
+
 /* The gradients of fedgist_convolve, each left out where its pointer is NULL. grad: as out.
    dx: [client][in][row][column][image]; dw and db as the weights, set to zeros by the caller. */
-int fedgist_convolve_backward(const layer *of, const float *x, const float *w, const float *out,
-                              const uint8_t *which, const float *grad, float *dx, float *dw,
-                              float *db) {
-    int64_t most = images_at_once(of->batch);
-    sizes s = sizes_of(of, most);
-    int64_t lead = (of->cols - 1) * most, line = s.run + 2 * lead + SLACK;
-    size_t count = of->out * s.out_height * line + SLACK;
-    float *xs = room(&inputs, of->in * s.height * s.width * most + SLACK);
-    float *ys = room(&outputs, count);
-    float *rs = room(&row, of->in * (of->width * most + SLACK));
-    if (!xs || !ys || !rs) return 1;
-    int64_t size = of->out * s.top_height * s.top_width * of->batch, cleared = 0;
-    for (int64_t k = 0; k < of->clients; k++)
-        for (int64_t first = 0; first < of->batch; first += most) {
-            s = sizes_of(of, SMALLER(most, of->batch - first));
-            int64_t at = k * size + first;
-            if (cleared != s.batch) memset(ys, 0, 4 * count); /* the zeros around each row */
-            cleared = s.batch;
-            lead = (of->cols - 1) * s.batch;
-            gradient_rows(of, &s, lead, line, out + at, which ? which + at : NULL, grad + at, ys,
-                          db ? db + k * of->out : NULL);
-            if (dw) {
-                take_images(of, &s, x + k * of->x_client, first, xs);
-                weight_gradient(of, &s, lead, line, xs, ys, dw + k * of->out * of->in * s.taps);
-            }
-            if (dx)
-                input_gradient(of, &s, lead, line, ys, rs, w + k * of->w_client,
-                               dx + k * of->in * of->height * of->width * of->batch + first);
-        }
-    return 0;
-}
-
-/* ---- Linear layers ---- */
-
-/* One linear layer for all clients of a stack: x [client][batch][in], w [client][out][in]. */
-typedef struct {
-    int64_t clients, batch, in, out, relu, x_client, x_row, w_client, b_client;
-} linear;
-
-/* x w' + b, cut at zero if the layer does, to [client][batch][out]. */
-int fedgist_linear(const linear *of, const float *x, const float *w, const float *b, float *out) {
-    int64_t whole = of->in / LANES * LANES;
-    for (int64_t k = 0; k < of->clients; k++, x += of->x_client, w += of->w_client) {
-        for (int64_t n = 0; n < of->batch; n++)
-            for (int64_t o = 0; o < of->out; o++) {
-                float sum = b ? b[k * of->b_client + o] : 0;
-                for (int64_t i = whole; i < of->in; i++) sum += w[o * of->in + i] * x[n * of->x_row + i];
-                out[n * of->out + o] = sum;
-            }
-        for (int64_t o = 0, m; o < of->out; o += m) {
-            m = next_group(of->out - o, OUTS);
-            for (int64_t n = 0, t; n < of->batch; n += t) {
-                t = next_group(of->batch - n, TAPS);
-                products_by_size[m - 1][t - 1](w + o * of->in, of->in, 0, x + n * of->x_row, 0,
-                                               of->x_row, 1, whole, out + n * of->out + o, 1,
-                                               of->out);
-            }
-        }
-        for (int64_t i = 0; of->relu && i < of->batch * of->out; i++) out[i] = out[i] < 0 ? 0 : out[i];
-        out += of->batch * of->out;
+int fedgist_convolve_backward(const layer *of, int64_t threads, const float *x, const float *w,
+                              const float *out, const uint8_t *which, const float *grad, float *dx,
+                              float *dw, float *db) {
+    task all = {.of = of, .x = x, .w = w, .grad = grad, .dx = dx, .dw = dw, .db = db};
+    all.out = (float *)out; /* it is only read */
+    all.which = (uint8_t *)which;
+    int64_t most = images_at_once(of->batch), weights = of->out * of->in * of->rows * of->cols;
+    all.pieces = (of->batch + most - 1) / most;
+    if (all.pieces > 1) {
+        all.parts = calloc(of->clients * (all.pieces - 1) * (weights + of->out), 4);
+        if (!all.parts) return 1;
     }
-    return 0;
-}
-
-/* dst[o][i] = sum over p of w[o w_out + p w_plane] src[p plane + i], for i < length: nothing is read
-   or written beyond `length`. `spare`: room for (planes + outs) vectors. */
-static void exact_sums(int64_t outs, int64_t length, const float *src, int64_t plane, int64_t planes,
-                       const float *w, int64_t w_out, int64_t w_plane, float *dst, float *spare) {
-    int64_t whole = length / LANES * LANES, rest = length - whole;
-    row_of_sums(outs, whole, src, plane, 0, 0, planes, 1, 1, w, w_out, w_plane, 0, dst, length);
-    if (!rest) return;
-    float *sum = spare + planes * LANES;
-    memset(spare, 0, 4 * planes * LANES);
-    for (int64_t p = 0; p < planes; p++) memcpy(spare + p * LANES, src + p * plane + whole, 4 * rest);
-    row_of_sums(outs, LANES, spare, LANES, 0, 0, planes, 1, 1, w, w_out, w_plane, 0, sum, LANES);
-    for (int64_t o = 0; o < outs; o++) memcpy(dst + o * length + whole, sum + o * LANES, 4 * rest);
-}
-
-/* The gradients of fedgist_linear, each left out where its pointer is NULL; shapes as there. */
-int fedgist_linear_backward(const linear *of, const float *x, const float *w, const float *out,
-                            const float *grad, float *dx, float *dw, float *db) {
-    int64_t size = of->batch * of->out;
-    float *g = room(&outputs, size), *spare = room(&row, 2 * LANES * (of->out + of->batch));
-    if (!g || !spare) return 1;
-    for (int64_t k = 0; k < of->clients; k++, grad += size, out += size) {
-        for (int64_t i = 0; i < size; i++) g[i] = of->relu && out[i] == 0 ? 0 : grad[i];
-        if (db)
-            for (int64_t n = 0; n < of->batch; n++)
-                for (int64_t o = 0; o < of->out; o++)
-                    db[k * of->out + o] = g[n * of->out + o] + (n ? db[k * of->out + o] : 0);
-        if (dw)
-            exact_sums(of->out, of->in, x + k * of->x_client, of->x_row, of->batch, g, 1, of->out,
-                       dw + k * of->out * of->in, spare);
-        if (dx)
-            exact_sums(of->batch, of->in, w + k * of->w_client, of->in, of->out, g, of->out, 1,
-                       dx + k * of->batch * of->in, spare);
-    }
-    return 0;
+    int failed = in_threads(backward_piece, &all, threads);
+    if (!failed) add_parts(&all, weights);
+    free(all.parts);
+    return failed;
 }
