@@ -39,6 +39,8 @@ from privacy import CHEAP, NOISE_LIMITS, noise, privacy
 from relay import LATER, relay
 from reports import reports
 from workloads import (
+    TWO_ROWS,
+    TWO_ROWS_LARGE,
     W1,
     W1_DROPOUT,
     W2,
@@ -68,6 +70,9 @@ LIMITS = {
     "W1.memory_ratio": 2.0,
     "W3_large.time_ratio": 1.3,
     "W3_large.memory_ratio": 1.3,
+    "population.time_ratio": 1.3,
+    "population.memory_ratio": 1.3,
+    f"{TWO_ROWS_LARGE.name}: start s": 20.0,
     "compare: 1000 runs x 100 rounds, median s": 5.0,
     "report: 50 runs, median s": 10.0,
     "report: 50 runs, MB": 5.0,
@@ -234,6 +239,33 @@ def large(repeats: int) -> dict[str, float]:
     }
 
 
+def population(repeats: int) -> dict[str, float]:
+    """Compare 100,000 clients of two rows, all in each round, with 1,000: seconds and memory."""
+    figures: dict[str, float] = {}
+    each: dict[str, list[float]] = {}
+    for work in (TWO_ROWS, TWO_ROWS_LARGE):
+        plan = {"plans": {"mlp": {"cohort_size": 50}}}
+        begin = time.perf_counter()
+        with fedgist_rounds(work, engine=plan) as round_of:
+            figures[f"{work.name}: start s"] = time.perf_counter() - begin
+            round_of()  # warms up
+            count = repeats if work is TWO_ROWS_LARGE else 20 * repeats
+            each[work.name] = [round_of() / work.clients for _ in range(count)]
+        figures[f"{work.name}: a client and round, median us"] = 1e6 * statistics.median(
+            each[work.name]
+        )
+        figures[f"{work.name}: peak MB"] = peak("fedgist", work.name) / 1e6
+    few, many = TWO_ROWS.name, TWO_ROWS_LARGE.name
+    medians = [statistics.median(each[name]) for name in (many, few)]
+    more = figures[f"{many}: peak MB"] - figures[f"{few}: peak MB"]
+    return figures | {
+        "population.time_ratio": medians[0] / medians[1],
+        "population.kB a client more": 1e3 * more / (TWO_ROWS_LARGE.clients - TWO_ROWS.clients),
+        "population.memory_ratio": figures[f"{many}: peak MB"]
+        / (TWO_ROWS_LARGE.clients / TWO_ROWS.clients * figures[f"{few}: peak MB"]),
+    }
+
+
 def memory() -> dict[str, float]:
     """Return the peak memory of W1 with fedgist and with the bare loop."""
     fedgist_bytes, bare_bytes = peak("fedgist", W1.name), peak("bare", W1.name)
@@ -330,6 +362,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     **{work.name: functools.partial(times, work) for work in (W1, W1_DROPOUT, W2, W3)},
     "wire": wire,
     "large": large,
+    "population": population,
     "memory": lambda _: memory(),
     "shares": lambda _: shares(),
     "head": lambda _: head(),

@@ -93,7 +93,9 @@ NOISE = Workload(
     "noise", 20, 20, 60, (1, 28, 28), {"name": "mlp", "hidden": [126]}, "adam", 1e-3, 10, 5
 )
 W3_LARGE = replace(W3, name="W3 with 10,000 clients", clients=10_000)
-WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE)}
+TWO_ROWS = replace(W3, name="1,000 clients", sampled=1000, rows=2, batch_size=2)
+TWO_ROWS_LARGE = replace(TWO_ROWS, name="100,000 clients", clients=100_000, sampled=100_000)
+WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE, TWO_ROWS, TWO_ROWS_LARGE)}
 
 
 def opened(

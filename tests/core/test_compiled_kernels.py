@@ -128,6 +128,21 @@ def test_each_client_has_the_same_bits_in_any_stack() -> None:
     assert torch.equal(layer(x, weight)[2:4], layer(x[2:4], weight[2:4]))
 
 
+def test_threads_change_no_bit() -> None:
+    # a batch of three pieces: rejects sums in the order in which threads end
+    layer = [numbers(200, 2, 9, 9), numbers(6, 2, 3, 3, seed=1), numbers(6, seed=2)]
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        inputs = [t.clone().requires_grad_() for t in layer]
+        x, weight, bias = inputs
+        out = convolve(x, weight, bias, Settings(pool=True, relu=True))
+        results.append([out, *torch.autograd.grad((out * out).sum(), inputs)])
+    torch.set_num_threads(1)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 # layers in a model
 
 
