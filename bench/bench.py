@@ -38,6 +38,7 @@ from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, NOISE_LIMITS, noise, privacy
 from relay import LATER, relay
 from reports import reports
+from roofline import COPIES, roofline
 from workloads import (
     TWO_ROWS,
     TWO_ROWS_LARGE,
@@ -71,6 +72,7 @@ LIMITS = {
     "W3_large.time_ratio": 1.3,
     "W3_large.memory_ratio": 1.3,
     "population.time_ratio": 1.3,
+    COPIES: 2.0,
     "population.memory_ratio": 1.3,
     f"{TWO_ROWS_LARGE.name}: start s": 20.0,
     "compare: 1000 runs x 100 rounds, median s": 5.0,
@@ -363,6 +365,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "wire": wire,
     "large": large,
     "population": population,
+    "roofline": roofline,
     "memory": lambda _: memory(),
     "shares": lambda _: shares(),
     "head": lambda _: head(),
