@@ -38,6 +38,7 @@ from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, NOISE_LIMITS, noise, privacy
 from relay import LATER, relay
 from reports import reports
+from turns import compared, turn
 from workloads import (
     W1,
     W1_DROPOUT,
@@ -52,7 +53,6 @@ from workloads import (
 
 from lazy import LAZY_PEAK, RATIO, lazy
 
-TURN_S = 1 / 3
 TARGETS = {
     "W1.ratio": 2.2,
     "W2.ratio": 1.6,
@@ -134,7 +134,6 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
         f"bare, {'fused, ' if f else ''}{n} threads": bare_rounds(work, fused=f, threads=n)
         for f, n in kinds
     }
-    seconds: dict[str, list[float]] = {}
     single_worker = fedgist_rounds(work, workers=1)
     all_workers = fedgist_rounds(work)
     with single_worker as with_one, all_workers as with_all:
@@ -143,38 +142,7 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
             "fedgist, 1 worker": with_one,
             **bare,
         }
-        for repeat in range(repeats + 1):
-            for name, round_of in contenders.items():
-                took = turn(round_of)
-                if repeat:  # the first turn of each warms up
-                    seconds.setdefault(name, []).extend(took)
-    torch.set_num_threads(threads)
-    out: dict[str, float] = {}
-    key = work.name.replace(" with dropouts", "_dropout")
-    for name, values in seconds.items():
-        out[f"{key}: {name}, best s"] = min(values)
-        out[f"{key}: {name}, median s"] = statistics.median(values)
-    fastest = min(min(v) for n, v in seconds.items() if n.startswith("bare"))
-    best_of_fedgist = min(
-        v for n, values in seconds.items() if n.startswith("fedgist") for v in values
-    )
-    out[f"{key}.ratio"] = fastest / best_of_fedgist
-    medians = [statistics.median(v) for n, v in seconds.items() if n.startswith("bare")]
-    out[f"{key}.median_ratio"] = min(medians) / min(
-        statistics.median(v) for n, v in seconds.items() if n.startswith("fedgist")
-    )
-    return out
-
-
-def turn(round_of: Callable[[], float]) -> list[float]:
-    """Do rounds for a third of a second, but at least one; return the seconds of each.
-
-    It is so long because idle threads of the contender before spin for a while.
-    """
-    took = [round_of()]
-    while sum(took) < TURN_S:
-        took.append(round_of())
-    return took
+        return compared(work.name.replace(" with dropouts", "_dropout"), contenders, repeats)
 
 
 def head() -> dict[str, float]:

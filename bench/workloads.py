@@ -134,7 +134,13 @@ def fedgist_rounds(
 
     ``engine`` and ``sections`` are those of :func:`opened`.
     """
-    world, server, clients = opened(work, workers, engine, **sections)
+    with rounds_of(*opened(work, workers, engine, **sections)) as do_round:
+        yield do_round
+
+
+@contextmanager
+def rounds_of(world: World, server: Tree, clients: Engine) -> Iterator[Callable[[], float]]:
+    """Yield a function that does one round of a prepared run and returns its seconds."""
     federation = Federation(world.server, clients, server)
 
     def do_round() -> float:
