@@ -52,6 +52,7 @@ from workloads import (
 )
 
 from lazy import LAZY_PEAK, RATIO, lazy
+from methods import methods
 
 TARGETS = {
     "W1.ratio": 2.2,
@@ -312,6 +313,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "memory": lambda _: memory(),
     "shares": lambda _: shares(),
     "head": lambda _: head(),
+    "methods": methods,
     "reports": reports,
     "privacy": privacy,
     "noise": noise,
