@@ -38,6 +38,7 @@ from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, NOISE_LIMITS, noise, privacy
 from relay import LATER, relay
 from reports import reports
+from server_share import LIMITS_OF_SERVER, server
 from turns import compared, turn
 from workloads import (
     W1,
@@ -83,6 +84,7 @@ LIMITS = {
     PEAK: 2147.0,  # two GiB
     LAZY_PEAK: 2147.0,  # two GiB
     **NETWORK_LIMITS,
+    **LIMITS_OF_SERVER,
 }
 
 
@@ -314,6 +316,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "shares": lambda _: shares(),
     "head": lambda _: head(),
     "methods": methods,
+    "server": server,
     "reports": reports,
     "privacy": privacy,
     "noise": noise,

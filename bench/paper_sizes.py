@@ -56,3 +56,5 @@ FEDLOG_MNIST = PaperSize("fedlog/mnist", (1, 28, 28), 10, 3000, 10_000)
 REPSHARE_MNIST = PaperSize("repshare/mnist", (1, 28, 28), 10, 1200, 10_000)
 # 315 clients x 100 images; 31 of them in the large pool as well; 13,500 public images
 CODISTILLATION_CIFAR = PaperSize("codistillation/cifar100", (3, 32, 32), 100, 50_000, 10_000)
+# 6 clients, 5,000 images in all; no size of the paper, whose nets and rows take hours a round
+FLESD_SMALL = PaperSize("flesd/small", (3, 32, 32), 10, 5000, 10_000)
