@@ -39,6 +39,8 @@ from privacy import CHEAP, NOISE_LIMITS, noise, privacy
 from relay import LATER, relay
 from reports import reports
 from roofline import COPIES, roofline
+from server_share import LIMITS_OF_SERVER, server
+from turns import compared, turn
 from workloads import (
     TWO_ROWS,
     TWO_ROWS_LARGE,
@@ -51,10 +53,10 @@ from workloads import (
     Workload,
     bare_rounds,
     fedgist_rounds,
-    turn,
 )
 
 from lazy import LAZY_PEAK, RATIO, lazy
+from methods import methods
 
 TARGETS = {
     "W1.ratio": 2.2,
@@ -89,6 +91,7 @@ LIMITS = {
     PEAK: 2147.0,  # two GiB
     LAZY_PEAK: 2147.0,  # two GiB
     **NETWORK_LIMITS,
+    **LIMITS_OF_SERVER,
 }
 
 
@@ -141,7 +144,6 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
         f"bare, {'fused, ' if f else ''}{n} threads": bare_rounds(work, fused=f, threads=n)
         for f, n in kinds
     }
-    seconds: dict[str, list[float]] = {}
     single_worker = fedgist_rounds(work, workers=1)
     all_workers = fedgist_rounds(work)
     with single_worker as with_one, all_workers as with_all:
@@ -150,27 +152,7 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
             "fedgist, 1 worker": with_one,
             **bare,
         }
-        for repeat in range(repeats + 1):
-            for name, round_of in contenders.items():
-                took = turn(round_of)
-                if repeat:  # the first turn of each warms up
-                    seconds.setdefault(name, []).extend(took)
-    torch.set_num_threads(threads)
-    out: dict[str, float] = {}
-    key = work.name.replace(" with dropouts", "_dropout")
-    for name, values in seconds.items():
-        out[f"{key}: {name}, best s"] = min(values)
-        out[f"{key}: {name}, median s"] = statistics.median(values)
-    fastest = min(min(v) for n, v in seconds.items() if n.startswith("bare"))
-    best_of_fedgist = min(
-        v for n, values in seconds.items() if n.startswith("fedgist") for v in values
-    )
-    out[f"{key}.ratio"] = fastest / best_of_fedgist
-    medians = [statistics.median(v) for n, v in seconds.items() if n.startswith("bare")]
-    out[f"{key}.median_ratio"] = min(medians) / min(
-        statistics.median(v) for n, v in seconds.items() if n.startswith("fedgist")
-    )
-    return out
+        return compared(work.name.replace(" with dropouts", "_dropout"), contenders, repeats)
 
 
 def head() -> dict[str, float]:
@@ -369,6 +351,8 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "memory": lambda _: memory(),
     "shares": lambda _: shares(),
     "head": lambda _: head(),
+    "methods": methods,
+    "server": server,
     "reports": reports,
     "privacy": privacy,
     "noise": noise,

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from gpu_setting import Figures, Measured, NotHereError, Setting, in_turns, ratios, summary
-from workloads import W2, WORKLOADS, Workload, bare_rounds, opened, turn
+from turns import turn
+from workloads import W2, WORKLOADS, Workload, bare_rounds, opened
 
 from fedgist.engines.device_choice import check_precision
 from fedgist.errors import RecipeError

@@ -24,7 +24,6 @@ from fedgist.runs.round import Federation
 from fedgist.world.world import World
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
-TURN_S = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,13 @@ def fedgist_rounds(
 
     ``engine`` and ``sections`` are those of :func:`opened`.
     """
-    world, server, clients = opened(work, workers, engine, **sections)
+    with rounds_of(*opened(work, workers, engine, **sections)) as do_round:
+        yield do_round
+
+
+@contextmanager
+def rounds_of(world: World, server: Tree, clients: Engine) -> Iterator[Callable[[], float]]:
+    """Yield a function that does one round of a prepared run and returns its seconds."""
     federation = Federation(world.server, clients, server)
 
     def do_round() -> float:
@@ -156,17 +161,6 @@ def fedgist_rounds(
         yield do_round
     finally:
         federation.engine.close()
-
-
-def turn(round_of: Callable[[], float]) -> list[float]:
-    """Do rounds for a third of a second, but at least one; return the seconds of each.
-
-    It is so long because idle threads of the contender before spin for a while.
-    """
-    took = [round_of()]
-    while sum(took) < TURN_S:
-        took.append(round_of())
-    return took
 
 
 def bare_rounds(

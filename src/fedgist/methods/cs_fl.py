@@ -30,6 +30,7 @@ from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Averages, Averaging, Weights
 
 HALVINGS = 8  # of a step that does not reduce the error of a reconstruction
+NEIGHBORS = 128  # numbers of a vector that the transform moves apart, a power of two
 NEAR = 1e-10  # relative squared error at which a search ends: the rounding of single precision
 
 
@@ -69,7 +70,17 @@ def hadamard(x: Tensor) -> Tensor:
 
     Its matrix is symmetric and holds +1 and -1. The square of the matrix is n times the identity.
     """
-    half = 1
+    low = min(NEIGHBORS, len(x))
+    # transposed, numbers that are added first are not neighbors: the same sums take less time
+    turned = _butterflies(x.view(-1, low).T.flatten(), len(x) // low)
+    return _butterflies(turned.view(low, -1).T.flatten(), low)
+
+
+def _butterflies(x: Tensor, half: int) -> Tensor:
+    """Replace numbers of ``x`` (n,) that are ``half`` apart by sum and difference; double ``half``.
+
+    This is repeated up to n / 2.
+    """
     while half < len(x):
         a, b = x.view(-1, 2, half).unbind(1)
         x = torch.stack([a + b, a - b], dim=1).flatten()
