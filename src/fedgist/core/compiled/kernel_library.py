@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import shlex
@@ -33,9 +34,7 @@ FLAGS = (
     "-march=native",
     "-ffp-contract=fast",
     "-fno-math-errno",
-    "-shared",
     "-fPIC",
-    "-pthread",
 )
 COMPILERS = ("cc", "gcc", "clang")
 HOW = "run `fedgist compile` to build them (a C compiler is needed)"
@@ -86,7 +85,8 @@ def build() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             part = Path(folder, path.name)
-            _compile([*command, *FLAGS, str(SOURCE), "-o", str(part)])
+            if not _with_threads(command, part):
+                _run([*command, *FLAGS, "-shared", str(SOURCE), "-o", str(part)])
             part.replace(path)
     except OSError as error:
         raise OutputError(f"the kernels cannot be written to {path.parent}: {error}") from error
@@ -94,7 +94,23 @@ def build() -> Path:
     return path
 
 
-def _compile(words: list[str]) -> None:
+def _with_threads(command: list[str], part: Path) -> bool:
+    """Try to compile the kernels so that they share torch's threads; return whether it worked.
+
+    They are linked without OpenMP's library, so that they take the one that torch has loaded.
+    """
+    compiled = part.with_suffix(".o")
+    try:
+        _run([*command, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", str(compiled)])
+        _run([*command, "-shared", str(compiled), "-o", str(part)])
+        importlib.import_module("torch")  # it loads OpenMP's library
+        ctypes.CDLL(str(part))
+    except (InputError, OSError):
+        return False
+    return True
+
+
+def _run(words: list[str]) -> None:
     try:
         done = subprocess.run(words, check=False, capture_output=True, text=True)  # noqa: S603  # the user names the compiler
     except FileNotFoundError as error:

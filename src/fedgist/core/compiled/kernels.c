@@ -1,4 +1,4 @@
-/* Convolutions of stacked clients, and optimizer steps over a stack.
+/* Convolutions of stacked clients.
 
    The batch is the innermost dimension of all images in here: [channel][row][column][image]. So a
    vector holds neighbouring numbers of one row, every shift by a column is a shift by `batch`
@@ -7,7 +7,6 @@
    Sums are in float32. The order of their terms depends on the width of the machine's vectors, but
    neither on the number of clients in the stack nor on the number of threads. */
 
-#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,12 +201,7 @@ typedef struct {
     size_t room;
 } scratch;
 
-/* What one thread needs, and what the threads of one caller need: it stays for the next call. */
-#define MOST_THREADS 64
-typedef struct {
-    scratch inputs, outputs, row;
-} desk;
-static __thread desk desks[MOST_THREADS];
+static __thread scratch inputs, outputs, row;
 
 /* Return room for `count` numbers, which stays for the next call; NULL without memory. */
 static float *room(scratch *of, size_t count) {
@@ -355,8 +349,6 @@ static float back_row(const float *grad, const float *out, int relu, int64_t wid
     return sum;
 }
 
-/* ---- The images that are taken at a time ---- */
-
 static void forward_images(const layer *of, const sizes *s, const float *xs, float *rs,
                            const float *w, const float *b, float *out, uint8_t *which) {
     int64_t lines = of->pool ? 2 : 1, plane = s->height * s->width * s->batch;
@@ -435,7 +427,7 @@ static void input_gradient(const layer *of, const sizes *s, int64_t lead, int64_
     }
 }
 
-/* ---- Threads ---- */
+/* ---- A layer ---- */
 
 /* The layer's arrays. The images of one client that are taken at a time are a piece of work. */
 typedef struct {
@@ -448,52 +440,25 @@ typedef struct {
     int failed;
 } task;
 
-typedef void work(task *of, int64_t client, int64_t piece, desk *at);
+typedef void work(task *of, int64_t client, int64_t piece);
 
-typedef struct {
-    work *todo;
-    task *of;
-    int64_t first, step;
-    desk *at;
-    pthread_t thread;
-} share;
-
-static void *do_share(void *given) {
-    share *mine = given;
-    int64_t count = mine->of->of->clients * mine->of->pieces;
-    for (int64_t i = mine->first; i < count; i += mine->step)
-        mine->todo(mine->of, i / mine->of->pieces, i % mine->of->pieces, mine->at);
-    return NULL;
-}
-
-/* Do all pieces of a task in at most so many threads. They are begun anew each time, so that none
-   is lost when a process is forked. */
+/* Do all pieces of a task. The threads are torch's own, by OpenMP: others would compete with them.
+   A compiler without OpenMP leaves one. */
 static int in_threads(work *todo, task *of, int64_t threads) {
     int64_t count = of->of->clients * of->pieces;
-    share shares[MOST_THREADS];
-    threads = SMALLER(SMALLER(threads, count), MOST_THREADS);
-    if (threads < 1) return 0;
-    int begun[MOST_THREADS];
-    for (int64_t t = 0; t < threads; t++) {
-        shares[t] = (share){.todo = todo, .of = of, .first = t, .step = threads, .at = &desks[t]};
-        begun[t] = t && !pthread_create(&shares[t].thread, NULL, do_share, &shares[t]);
-    }
-    for (int64_t t = 0; t < threads; t++)
-        if (begun[t])
-            pthread_join(shares[t].thread, NULL);
-        else
-            do_share(&shares[t]);
+#if defined(_OPENMP)
+#pragma omp parallel for num_threads((int)threads) if (threads > 1 && count > 1)
+#endif
+    for (int64_t i = 0; i < count; i++) todo(of, i / of->pieces, i % of->pieces);
     return of->failed;
 }
 
-/* ---- A layer ---- */
-
-static void forward_piece(task *given, int64_t client, int64_t piece, desk *mine) {
+static void forward_piece(task *given, int64_t client, int64_t piece) {
     const layer *of = given->of;
     int64_t most = images_at_once(of->batch), first = piece * most;
     sizes s = sizes_of(of, SMALLER(most, of->batch - first));
-    float *xs = room(&mine->inputs, of->in * s.height * s.width * s.batch + SLACK);
-    float *rs = room(&mine->row, 2 * of->out * s.line + 2 * SLACK + 2 * s.batch);
+    float *xs = room(&inputs, of->in * s.height * s.width * s.batch + SLACK);
+    float *rs = room(&row, 2 * of->out * s.line + 2 * SLACK + 2 * s.batch);
     if (!xs || !rs) {
         given->failed = 1;
         return;
@@ -516,15 +481,15 @@ int fedgist_convolve(const layer *of, int64_t threads, const float *x, const flo
     return in_threads(forward_piece, &all, threads);
 }
 
-static void backward_piece(task *given, int64_t client, int64_t piece, desk *mine) {
+static void backward_piece(task *given, int64_t client, int64_t piece) {
     const layer *of = given->of;
     int64_t most = images_at_once(of->batch), first = piece * most;
     sizes s = sizes_of(of, SMALLER(most, of->batch - first));
     int64_t lead = (of->cols - 1) * s.batch, line = s.run + 2 * lead + SLACK;
     size_t count = of->out * s.out_height * line + SLACK;
-    float *xs = room(&mine->inputs, of->in * s.height * s.width * s.batch + SLACK);
-    float *ys = room(&mine->outputs, count);
-    float *rs = room(&mine->row, of->in * (of->width * s.batch + SLACK));
+    float *xs = room(&inputs, of->in * s.height * s.width * s.batch + SLACK);
+    float *ys = room(&outputs, count);
+    float *rs = room(&row, of->in * (of->width * s.batch + SLACK));
     if (!xs || !ys || !rs) {
         given->failed = 1;
         return;
