@@ -62,9 +62,9 @@ TARGETS = {
     "W1.ratio": 2.2,
     "W2.ratio": 1.6,
     "W3.ratio": 3.0,
-    DISTILLING: 1.0,
+    DISTILLING: 1.3,
     WHOLE: 1.0,
-    LEARNING: 1.0,
+    LEARNING: 1.3,
     RATIO: 0.9,
 }
 LIMITS = {

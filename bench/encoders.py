@@ -22,8 +22,9 @@ from fedgist.methods.flesd import Ensemble, SimilarityDistillation
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
+from fedgist.recipe.resolve import resolve
+from fedgist.runs.prepare import prepare_run
 from fedgist.runs.round import context
-from fedgist.testing.small_worlds import world_of
 
 PUBLIC, CLIENTS, WIDTH = 10_000, 6, 128
 ROWS, STEPS, BATCH, QUEUE = 64, 10, 128, 2048
@@ -77,7 +78,9 @@ def _data() -> Dataset:
 def _distillation(sent: Tensor) -> Callable[[], None]:
     """Return a function that does some steps of a distillation."""
     recipe = _recipe(batch_size=32)
-    world = world_of(make(recipe), Overrides(data=_data(), public=_images(PUBLIC).numpy()))
+    given = Overrides(data=_data(), public=_images(PUBLIC).numpy())
+    world, _, engine = prepare_run(resolve(make(recipe), given))  # with its kernels
+    engine.close()
     ctx = context(world.server, 1, "distill-0")
     settings = SimilarityDistillation(epochs=1, batch_size=BATCH, queue=QUEUE)
     ensemble = Ensemble(sent, torch.ones(CLIENTS), torch.zeros(0, 0))

@@ -32,7 +32,6 @@ from fedgist.recipe.resolve import resolve
 from fedgist.recipe.schema import Recipe
 from fedgist.runs.prepare import prepare_run
 from fedgist.runs.round import Federation, context
-from fedgist.testing.small_worlds import world_of
 
 FEW, MANY = 315, 34_000
 ROWS, ROUNDS = 4, 60
@@ -80,7 +79,8 @@ def _images() -> torch.Tensor:
 
 def _distillation() -> Callable[[], None]:
     """Return a function that does a stage of a distillation, both ways."""
-    world = world_of(*_of_images(2, {}))
+    world, _, engine = prepare_run(resolve(*_of_images(2, {})))  # with its kernels
+    engine.close()
     ctx = context(world.server, 1, "distill-0")
     settings = Distillation(STEPS, BATCH, temperature=0.5, regularization=0.1)
     frozen = {name: Weights(net.state()) for name, net in world.server.task.starts.items()}

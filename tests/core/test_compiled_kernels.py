@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+import fedgist
 from fedgist.core import random
 from fedgist.core.compiled import compiled_convolution, kernel_library
 from fedgist.core.compiled.compiled_convolution import Settings, convolve
@@ -259,6 +261,32 @@ def test_private_steps_have_the_numbers_of_torchs_kernels() -> None:
     )
     for name, array in plain.state.items():
         torch.testing.assert_close(ours.state[name], array, rtol=1e-3, atol=1e-3)
+
+
+def test_the_servers_own_models_have_the_kernels_too() -> None:
+    # rejects a layout for stacks at the server, which has single models
+    images = numbers(40, 3, 32, 32).numpy()
+    data = (images, np.arange(40) % 10, images[:10], np.arange(10))
+    names = ("conv1", "conv2", "conv3")
+    weights = []
+    for kernels in ({}, dict.fromkeys(names[:2], "compiled")):
+        plan = {"cohort_size": 2, "convolutions": "each", "kernels": kernels}
+        recipe: dict[str, Any] = {
+            "clients": {"num_clients": 2, "pools": {n: {"model": "codist_cnn"} for n in "ab"}},
+            "partition": {"name": "iid"},
+            "method": {"name": "merged_codist", "distillation": {"steps": 3, "batch_size": 16}},
+            "train": {"num_rounds": 1, "batch_size": 8, "optimizer": "sgd"},
+            "evaluate": {"on": "global"},
+            "engine": {"workers": 1, "server_threads": 1, "plans": dict.fromkeys("ab", plan)},
+        }
+        result = fedgist.run(recipe, data=data, public=images)
+        task = result.federation.side.task
+        assert [task.starts["a"].arch.module.get_submodule(n).kernel for n in names] == (
+            ["compiled", "compiled", "grouped"] if kernels else ["grouped"] * 3
+        )
+        weights.append(result.federation.checkpoint().server)
+    for name, array in weights[0].items():
+        torch.testing.assert_close(weights[1][name], array, rtol=1e-3, atol=1e-3)
 
 
 def test_a_plan_is_timed_with_kernels_where_they_are_built() -> None:

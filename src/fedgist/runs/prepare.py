@@ -79,8 +79,11 @@ def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, 
 
 def _with_kernels(task: Task, plans: Mapping[str, Plan]) -> Task:
     """Return the task with the kernels of its plans: the server's own models use them, too."""
-    named = {name: plan for name, plan in plans.items() if plan.kernels}
-    laid_out = {name: with_layout(task.architectures[name], plan) for name, plan in named.items()}
+    laid_out = {
+        name: with_layout(task.architectures[name], replace(plan, stack=False))
+        for name, plan in plans.items()
+        if plan.kernels
+    }
     starts = {name: replace(task.starts[name], arch=arch) for name, arch in laid_out.items()}
     architectures = {**task.architectures, **laid_out}
     return replace(task, architectures=architectures, starts={**task.starts, **starts})
