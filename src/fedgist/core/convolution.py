@@ -29,12 +29,13 @@ class Conv2d(nn.Module):
     """A convolution, with the max-pooling and the ReLU after it if they are done in one pass.
 
     Stacked clients run one by one (``each``), as one ``grouped`` convolution, or by the
-    ``compiled`` kernels. With a 2x2 max-pooling ``pool``, the first two compute as :func:`pooled`.
+    ``compiled`` kernels. The first two compute torch's own max-pooling ``pool`` as :func:`pooled`.
     """
 
     def __init__(self, old: nn.Conv2d, pool: nn.MaxPool2d | None = None) -> None:
         super().__init__()
-        self.weight, self.bias, self.pool = old.weight, old.bias, pool
+        self.weight, self.bias = old.weight, old.bias
+        self.pool: nn.MaxPool2d | MaxPool2d | None = pool
         self.kernel: Kernel = "grouped"
         self.relu = False
         self.settings = (old.stride, old.padding, old.dilation, old.groups)
@@ -52,10 +53,10 @@ class Conv2d(nn.Module):
         by_torch: Callable[..., Tensor] = _EachConv.apply if self.kernel == "each" else F.conv2d
         if self.pool is None:
             return by_torch(x, self.weight, self.bias, *self.settings)
-        if x.device.type != "cpu" or self.kernel == "compiled":
-            out: Tensor = self.pool(by_torch(x, self.weight, self.bias, *self.settings))
-            return out
-        return pooled(by_torch, x, self.weight, self.bias, self.settings[1])
+        if type(self.pool) is nn.MaxPool2d and x.device.type == "cpu":
+            return pooled(by_torch, x, self.weight, self.bias, self.settings[1])
+        out: Tensor = self.pool(by_torch(x, self.weight, self.bias, *self.settings))
+        return out
 
 
 def _compiled_settings(conv: nn.Conv2d) -> Settings | None:

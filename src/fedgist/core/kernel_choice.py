@@ -77,7 +77,7 @@ def _followers(conv: Conv2d, after: list[tuple[str, nn.Module]]) -> Iterator[tup
     waiting: list[tuple[str, nn.Module]] = []
     for name, layer in after:
         if isinstance(layer, MaxPool2d) and conv.pool is None and not layer.old.ceil_mode:
-            conv.pool = layer.old
+            conv.pool = layer
         elif type(layer) is nn.ReLU and not conv.relu:
             conv.relu = True
         elif type(layer) is nn.Identity or (isinstance(layer, Dropout) and layer.channels):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import math
@@ -149,8 +150,10 @@ class _Probe:
         if not plain or self.settings.device != "cpu" or arch.frozen or library() is None:
             return {}
         rows = min(training.batch_size, int(self.population.train.counts.max()))
-        with as_workers_do():
-            return faster_layers(arch, rows)
+        pool = WorkerPool(functools.partial(faster_layers, arch), 2)
+        with contextlib.closing(pool):  # in a worker, as in a run
+            kernels: dict[str, Kernel] = pool.run([rows])[0]
+        return kernels
 
     def _measured(
         self, name: str, arch: Architecture, candidates: Sequence[int], cores: int

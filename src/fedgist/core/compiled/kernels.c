@@ -79,7 +79,8 @@ static sizes sizes_of(const layer *of, int64_t batch) {
     return s;
 }
 
-/* Images of a batch are taken so many at a time: more would not stay in the cache. */
+/* Images of a batch are taken so many at a time, in even parts: enough for vectors, and parts
+   enough for threads. Other numbers, as few as fit in a cache or all, took as long. */
 #define AT_ONCE 64
 
 static int64_t images_at_once(int64_t batch) {
