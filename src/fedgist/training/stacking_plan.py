@@ -92,9 +92,9 @@ def choose(
 ) -> Plan:
     """Return the fastest execution plan with one of these sizes and layouts.
 
-    The way to compute is chosen with a likely size: with the ``kernels``, if there are any and they
-    are faster, else by one of the layouts. Then larger and smaller sizes are tried, until these are
-    slower or the time runs out.
+    The way to compute is chosen with a likely size: with the ``kernels``, if there are any and
+    torch's are not clearly faster, else by one of the layouts. Then larger and smaller sizes are
+    tried, until these are slower or the time runs out.
     """
     deadline = time.perf_counter() + PATIENCE_S
     likely = min(sizes, key=lambda k: abs(math.log(k / LIKELY)))
@@ -106,7 +106,7 @@ def choose(
         if kernels and best == ways[0] and plan != ways[1]:
             break  # the kernels are faster than the better of torch's layouts
         seconds = measure(plan)
-        if seconds < fastest * GAIN:
+        if seconds < (fastest / WORSE if best.kernels else fastest * GAIN):
             best, fastest = plan, seconds
     larger, smaller = ([k for k in sizes if k > likely], [k for k in sizes if k < likely])
     for direction in (larger, smaller[::-1]):
