@@ -85,3 +85,39 @@ with pretended_gpu.pretended_gpu():
             print(plan.cohort_size, memory)
 """
     assert len(call([sys.executable, "-c", tried], TESTS).stdout.splitlines()) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.environment
+@pytest.mark.skipif(not TELLS, reason="this torch knows no device that is made in Python")
+def test_the_steps_of_every_method_can_be_captured_there() -> None:
+    # rejects a loss that reads a number from the GPU or brings one there
+    tried = """
+import warnings
+from unittest.mock import patch
+import pretended_gpu
+from fedgist.testing.small_worlds import law_world, trace, without_times
+from fedgist.training import captured_step
+from method_objects import METHOD_OBJECTS
+from pretended_graphs import PretendedGraphs
+pretended_gpu.tell_torch()
+warnings.simplefilter("error")  # a step without a graph is a warning
+for name, method in METHOD_OBJECTS.items():
+    train = {"local_epochs": 3, "optimizer": "adam", "lr": 0.01}
+    expected = trace(law_world(method, train=train), rounds=1).rounds
+    done = PretendedGraphs()
+    with (
+        pretended_gpu.pretended_gpu(),
+        patch.object(captured_step, "capturing_on", done.capturing_on),
+        patch.object(captured_step, "LEAST", 2),
+    ):
+        found = trace(law_world(method, train=train, engine={"device": "cuda"}), rounds=1).rounds
+    assert done.replays, name
+    for line, wanted in zip(found, expected, strict=True):
+        for column, value in without_times(wanted).items():
+            if isinstance(value, float):
+                assert abs(line[column] - value) < pretended_gpu.ROUNDING, (name, column)
+    print(name)
+"""
+    done = call([sys.executable, "-c", tried], TESTS)
+    assert len(done.stdout.split()) > len(METHODS)

@@ -24,6 +24,7 @@ from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.privacy import PrivateSteps
 from fedgist.core.training import Life, Optimizer
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
+from fedgist.training.captured_step import captured
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import private_gradients, with_noise
 from fedgist.training.timetable import Turn, batches_of, timetable
@@ -101,6 +102,7 @@ def _phase(
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
     memory = _memory(clients.memory.get(name), optimizer, learned)
     step = _Step(cohort, phase, optimizer, clients, learned, memory)
+    take_step = captured(step, cohort, turns)
     rows_and_keys = (
         (rows, step_keys[s, : len(rows)])
         for s, rows in enumerate(batches_of(cohort, phase, keys, name))
@@ -109,7 +111,7 @@ def _phase(
     for turn, (rows, keys_now, batch) in zip(turns, batches, strict=True):
         present = (rows >= 0).sum(1)
         step.forget(turn)
-        losses = step(batch, keys_now, turn)
+        losses = take_step(batch, keys_now, turn)
         seen[: turn.count, 0] += losses * present
         seen[: turn.count, 1] += present
     net, own = _install(clients.net, clients.own, learned)
@@ -180,6 +182,11 @@ class _Step:
         with torch.no_grad():
             optim.step(self.optimizer, self.params, grads, self.rows, together=turn.together)
         return losses
+
+    def changed(self, count: int) -> list[Tensor]:
+        """Return all tensors that a step of the first ``count`` clients changes, (count, ...)."""
+        changing = (self.learned, self.memory, self.clients.net.buffers)
+        return [leaf[:count] for part in changing for leaf in leaves(part)]
 
     def _draws(self, turn: Turn) -> AbstractContextManager[None]:
         # a model that draws from torch's generator cannot be stacked: the cohort has one client
