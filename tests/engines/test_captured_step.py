@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from fedgist.engines import plan_timing
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.testing.small_worlds import ALONE, Trace, federation, state_of, trace, world
 from fedgist.training import captured_step, local_training
+from fedgist.training.captured_step import Capturing
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan
 from fedgist.training.timetable import Turn
@@ -243,3 +245,96 @@ def test_inputs_may_be_overwritten_and_losses_kept() -> None:
     assert (done.captures, done.replays) == (1, 4)
     assert torch.equal(torch.stack(losses), x.sum(2) + keys)
     assert step.numbers.tolist() == [16.0, 16.0, 16.0, 1.0, 1.0]
+
+
+class Streams:
+    """Stand-ins for torch's streams and graphs, which write down what is done with them."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails, self.events, self.now = fails, list[str](), "main"
+
+    def stream(self, name: str) -> Any:
+        def wait(other: Any) -> None:
+            self.events.append(f"{name} waits for {other.name}")
+
+        return SimpleNamespace(name=name, wait_stream=wait)
+
+    @contextmanager
+    def within(self, stream: Any) -> Iterator[None]:
+        before, self.now = self.now, stream.name
+        try:
+            yield
+        finally:
+            self.now = before
+
+    @contextmanager
+    def graph(self, graph: Any, pool: object = None, stream: Any = None) -> Iterator[None]:
+        """Like torch's, which leaves its stream current if the end of a capture fails."""
+        self.events.append(f"capture on {stream.name} in {pool}")
+        self.now = stream.name
+        try:
+            yield
+        finally:
+            if self.fails:
+                raise RuntimeError("capture invalidated")
+        self.now = "main"
+
+    @contextmanager
+    def in_place_of_torchs(self) -> Iterator[Capturing]:
+        stand_ins = {
+            "current_stream": lambda _: self.stream("main"),
+            "stream": self.within,
+            "graph": self.graph,
+            "graph_pool_handle": lambda: "pool",
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: self.events.append("replay")),
+        }
+        captured_step._side_stream.cache_clear()
+        with ExitStack() as stack:
+            stack.enter_context(
+                patch.object(captured_step, "_new_stream", lambda _: self.stream("side"))
+            )
+            for name, stand_in in stand_ins.items():
+                stack.enter_context(patch.object(torch.cuda, name, stand_in))
+            capturing = captured_step.capturing_on(torch.device("cuda"))
+            assert capturing is not None
+            yield capturing
+        captured_step._side_stream.cache_clear()
+
+
+def test_warm_ups_and_captures_use_one_side_stream_in_order_with_the_main_one() -> None:
+    streams, losses = Streams(), torch.ones(2)
+
+    def work() -> Tensor:
+        streams.events.append(f"work on {streams.now}")
+        return losses
+
+    with streams.in_place_of_torchs() as capturing:
+        capturing.aside(work)
+        recording = capturing.record(work)
+        recording.replay()
+    assert recording.losses is losses
+    assert streams.now == "main"
+    assert streams.events == [
+        "side waits for main",
+        "work on side",
+        "main waits for side",
+        "capture on side in pool",
+        "work on side",
+        "replay",
+    ]
+
+
+def test_after_a_failure_the_main_stream_is_current_again_and_waits_for_the_side_stream() -> None:
+    streams = Streams(fails=True)
+
+    def work() -> Tensor:
+        raise ValueError("a number was read")
+
+    with streams.in_place_of_torchs() as capturing:
+        with pytest.raises(ValueError, match="read"):
+            capturing.aside(work)
+        assert streams.events[-1] == "main waits for side"
+        with pytest.raises(RuntimeError, match="invalidated") as caught:
+            capturing.record(work)
+    assert streams.now == "main"
+    assert str(captured_step._cause(caught.value)) == "a number was read"
