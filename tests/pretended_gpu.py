@@ -8,6 +8,7 @@ its own: torch must be told of the device before anything is trained, and does n
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -34,8 +35,12 @@ GPU = torch.device("privateuseone:0")  # which is its name until torch is told
 CPU = torch.device("cpu")
 ROUNDING = 1e-3  # sums are in another order
 aten = torch.ops.aten
+#: How often the CPU would have waited for a real GPU, by operation.
+WAITS: Counter[str] = Counter()
 # what takes tensors of both devices: a copy, and numbers of rows, which a GPU fetches by itself
 MIXES = (aten.copy_, aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+# what gives the CPU a number, or makes a shape of numbers
+READS = (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.is_nonzero, aten.masked_select)
 
 
 class OnGPU(Tensor):
@@ -95,11 +100,19 @@ def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         forms = [tuple(x.shape) for x in there.values()], [tuple(x.shape) for x in elsewhere]
         raise RuntimeError(f"{func} of tensors on the GPU and on the CPU: {forms}")
     found = func(*given, **named)
+    if there and (func.overloadpacket in READS or (asked and asked.type == "cpu")):
+        WAITS[str(func)] += 1
+    if there and func.overloadpacket == aten.index and _by_mask(args[1]):
+        WAITS[str(func)] += 1
     if func.overloadpacket == aten.copy_:
         return args[0]
     if asked.type != NAME if asked else not there:
         return found
     return changed(Tensor, lambda x: there[id(x)] if id(x) in there else OnGPU(x), found)
+
+
+def _by_mask(indices: Sequence[Any]) -> bool:
+    return any(isinstance(i, OnGPU) and i.dtype == torch.bool for i in indices)
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has none
@@ -141,6 +154,7 @@ def pretended_gpu() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch("torch.cuda.is_available", lambda: True))
         stack.enter_context(patch("torch.cuda.device_count", lambda: 1))
+        stack.enter_context(patch("torch.cuda.mem_get_info", lambda _: (1 << 30, 1 << 30)))
         stack.enter_context(_Names())
         stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
         yield

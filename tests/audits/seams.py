@@ -47,6 +47,7 @@ from fedgist.testing.small_worlds import blobs, world
 from fedgist.training import local_training
 from fedgist.training.cohort import Cohort, begin
 from fedgist.training.inference import protected_upload
+from fedgist.training.timetable import Turn, batches_of
 
 CLIP, GRADIENT_CLIP = 1.5, 1.0
 CANARY = 31  # the last of 32 rows
@@ -150,11 +151,10 @@ def noisy_gradients(cohort: Cohort, net: Net) -> Iterator[dict[str, Tensor]]:
     state = optim.init(plain, learned)
     step = local_training._Step(cohort, phase, plain, clients, learned, state)
     keys = random.fold(cohort.keys, "phase", "train-0")
-    for number, rows in enumerate(local_training._batches(cohort, phase, keys, "train-0")):
+    for number, rows in enumerate(batches_of(cohort, phase, keys, "train-0")):
         before = {name: value.clone() for name, value in learned.items()}
         step_keys = random.fold(keys, "step", number)
-        batch = cohort.examples.batch(step.trimmed(rows), step_keys)
-        step(len(rows), batch, step_keys)
+        step(cohort.examples.batch(rows, step_keys), step_keys, Turn(len(rows)))
         yield {name: before[name] - value for name, value in learned.items()}
 
 

@@ -93,6 +93,17 @@ def test_clients_that_stop_early_stay_bitwise_untouched(optimizer: Optimizer) ->
     assert state.count.tolist() == [6, 6, 1]
 
 
+@EVERY
+def test_a_caller_who_knows_that_counts_are_equal_gets_the_same_bits(optimizer: Optimizer) -> None:
+    results = []
+    for together in (None, True):
+        params, state = numbers(0), init(optimizer, numbers(0))
+        for s in range(3):
+            step(optimizer, params, numbers(1 + s), state, together=together)
+        results.append(leaves((params, state)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "moments"),
     [("sgd", (0, 0)), ("momentum", (3, 0)), ("adam", (3, 3)), ("adamw", (3, 3))],

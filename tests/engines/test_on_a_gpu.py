@@ -57,3 +57,67 @@ with pretended_gpu.pretended_gpu():
                 print(law.name)
 """
     assert len(call([sys.executable, "-c", tried], TESTS).stdout.splitlines()) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.environment
+@pytest.mark.skipif(not TELLS, reason="this torch knows no device that is made in Python")
+def test_no_local_step_waits_for_the_gpu() -> None:
+    # rejects a number read in each step or each epoch: a mask that is asked for its rows, a key
+    # as a seed, clients that begin an epoch, counts of the optimizer
+    tried = """
+import pretended_gpu
+from fedgist.testing.small_worlds import ALONE, trace, world
+from fedgist.training.stacking_plan import Plan
+def waits(plan, epochs, train):
+    pretended_gpu.WAITS.clear()
+    about = {"optimizer": "adam", "clip_norm": 1.0, "class_weights": "balanced", **train}
+    about["local_epochs"] = epochs
+    small = world("fedavg", train=about, engine={"device": "cuda"})
+    trace(small, plan, rounds=1)
+    return dict(pretended_gpu.WAITS)
+pretended_gpu.tell_torch()
+with pretended_gpu.pretended_gpu():
+    for plan in (Plan(5), Plan(2), ALONE):
+        for memory in ("round", "epoch", "run"):
+            few, many = (waits(plan, epochs, {"optimizer_memory": memory}) for epochs in (1, 4))
+            assert few and few == many, (plan, memory, few, many)
+            print(plan.cohort_size, memory)
+"""
+    assert len(call([sys.executable, "-c", tried], TESTS).stdout.splitlines()) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.environment
+@pytest.mark.skipif(not TELLS, reason="this torch knows no device that is made in Python")
+def test_the_steps_of_every_method_can_be_captured_there() -> None:
+    # rejects a loss that reads a number from the GPU or brings one there
+    tried = """
+import warnings
+from unittest.mock import patch
+import pretended_gpu
+from fedgist.testing.small_worlds import law_world, trace, without_times
+from fedgist.training import captured_step
+from method_objects import METHOD_OBJECTS
+from pretended_graphs import PretendedGraphs
+pretended_gpu.tell_torch()
+warnings.simplefilter("error")  # a step without a graph is a warning
+for name, method in METHOD_OBJECTS.items():
+    train = {"local_epochs": 3, "optimizer": "adam", "lr": 0.01}
+    expected = trace(law_world(method, train=train), rounds=1).rounds
+    done = PretendedGraphs()
+    with (
+        pretended_gpu.pretended_gpu(),
+        patch.object(captured_step, "capturing_on", done.capturing_on),
+        patch.object(captured_step, "LEAST", 2),
+    ):
+        found = trace(law_world(method, train=train, engine={"device": "cuda"}), rounds=1).rounds
+    assert done.replays, name
+    for line, wanted in zip(found, expected, strict=True):
+        for column, value in without_times(wanted).items():
+            if isinstance(value, float):
+                assert abs(line[column] - value) < pretended_gpu.ROUNDING, (name, column)
+    print(name)
+"""
+    done = call([sys.executable, "-c", tried], TESTS)
+    assert len(done.stdout.split()) > len(METHODS)

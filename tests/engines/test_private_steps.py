@@ -18,11 +18,12 @@ from fedgist.data.dataset import Dataset
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world, world_of
-from fedgist.training import local_training, private_steps
+from fedgist.training import local_training, private_steps, timetable
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan
 from fedgist.world import privacy_budget
 from fedgist.world.world import World
+from small_cohorts import asked
 
 ALL_IN, SOME = 1.0, 0.5
 
@@ -33,16 +34,6 @@ def private_world(steps: PrivateSteps, **sections: Any) -> World:
     small = world("fedlog", train=train, **sections)
     task = replace(small.server.task, privacy=Privacy("record", "central", 10.0, 0.0, steps))
     return replace(small, server=replace(small.server, task=task))
-
-
-def asked(small: World, plan: Plan) -> tuple[Cohort, Clients]:
-    """All clients before the training of round 1."""
-    engine, side = local_engine(small, plan), small.server
-    fed = federation(small, plan)
-    ctx = fed.context("train", 1)
-    orders = side.method.select(fed.server, side.online(1), ctx)
-    downs = [side.method.download(fed.server, order, ctx) for order in orders]
-    return engine.trial(replace(ctx, key=engine.host.key), orders, downs)
 
 
 def trained(small: World, plan: Plan) -> tuple[Cohort, Clients, Clients]:
@@ -133,7 +124,7 @@ def rows_of_steps(small: World) -> tuple[Cohort, list[Tensor]]:
     """All clients, and their rows in each step of a round."""
     cohort, _ = asked(small, Plan(5))
     (phase,) = small.server.method.phases(cohort.ctx)
-    return cohort, list(local_training._batches(cohort, phase, cohort.keys, "train-0"))
+    return cohort, list(timetable.batches_of(cohort, phase, cohort.keys, "train-0"))
 
 
 def test_each_step_draws_its_own_rows() -> None:
@@ -217,7 +208,7 @@ def test_clients_differ_in_rows_but_not_in_steps() -> None:
     small = private_world(PrivateSteps(0.5, 0.0, SOME), train={"optimizer": "adam"})
     cohort, _, _ = trained(small, Plan(5))
     assert len(set((cohort.table >= 0).sum(1).tolist())) == len(set(SIZES))
-    assert local_training._steps_per_epoch(cohort).tolist() == [2] * 5
+    assert timetable.steps_per_epoch(cohort).tolist() == [2] * 5
 
 
 @pytest.mark.parametrize("plan", [Plan(3), Plan(3, convolutions="each"), ALONE])

@@ -48,10 +48,16 @@ def step(
     params: Mapping[str, Tensor],
     grads: Mapping[str, Tensor],
     state: OptimizerState,
+    *,
+    together: bool | None = None,
 ) -> None:
-    """Take one step for every client, in place; all leaves are (clients, ...)."""
+    """Take one step for every client, in place; all leaves are (clients, ...).
+
+    ``together`` says whether all clients have taken the same number of steps. If it is None, a CPU
+    compares the counts, and a GPU uses the rule for different counts.
+    """
     state.count.add_(1)
-    if optimizer.name in ADAMS and _in_step(state.count):
+    if optimizer.name in ADAMS and (_in_step(state.count) if together is None else together):
         _fused_adam(optimizer, params, grads, state)
         return
     if optimizer.name in ADAMS:
@@ -92,8 +98,10 @@ def clipped_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Ten
 def _in_step(count: Tensor) -> bool:
     """Return whether all clients have the same number of steps, as in a fresh stack.
 
-    It is False on a GPU, because reading the numbers would block the CPU.
+    On a GPU it is False for several clients, because reading the numbers would block the CPU.
     """
+    if len(count) == 1:
+        return True
     return count.device.type == "cpu" and len(count) > 0 and bool((count == count[0]).all())
 
 

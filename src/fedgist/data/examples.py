@@ -130,8 +130,10 @@ class Examples:
         """Return the batch of inputs ``x`` that were read."""
         mask, y = rows >= 0, labels_of(self.y, rows)
         x = x.long() if self.x.dtype == torch.int32 else self._numbers(x, shown, keys)
-        if not bool(mask[:, 0].all()):
-            x[~mask[:, 0]] = 0
+        absent = ~mask[:, 0]
+        # reading from a GPU would block the CPU: it writes without a condition
+        if absent.device.type != "cpu" or bool(absent.any()):
+            x.masked_fill_(absent.to(x.device).view(-1, *(1 for _ in x.shape[1:])), 0)
         return Batch(x, y, mask, annotations=self.annotated(rows))
 
     def seen(self, rows: Tensor) -> Tensor:

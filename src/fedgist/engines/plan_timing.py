@@ -80,7 +80,9 @@ class _Probe:
     ) -> None:
         self.method, self.task, self.population, self.server = method, task, population, server
         self.settings, self.say = replace(settings, workers=1), say
-        self.memory_limit = memory_limit or usable_memory()
+        on_gpu = settings.device.startswith("cuda")
+        free = torch.cuda.mem_get_info(settings.device)[0] if on_gpu else usable_memory()
+        self.memory_limit = memory_limit or free
         key = torch.zeros((), dtype=torch.int64)
         stages = method.stages(Context(key, task, 1, ""))
         learning = [s for s in stages if method.phases(Context(key, task, 1, s))]
@@ -218,9 +220,17 @@ class _Probe:
 
 def _timed(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> float:
     """Return the seconds of the phases."""
+    _finish(cohort.table.device)
     begin = time.perf_counter()
     local_training.train(cohort, clients, phases)
+    _finish(cohort.table.device)
     return time.perf_counter() - begin
+
+
+def _finish(device: torch.device) -> None:
+    """Wait until a GPU has done its work; the CPU that gave it the work may be far ahead."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _layouts(arch: Architecture) -> tuple[Convolutions, ...]:

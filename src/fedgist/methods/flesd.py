@@ -65,10 +65,11 @@ def representations(net: Net, task: Task, of: Outlook) -> Tensor:
     rows.
     """
     public = task.public_rows
-    if any(p.is_meta for p in net.params.values()):  # only shapes are needed
-        x = torch.empty(len(public), *task.input_shape, device="meta")
+    device = next(iter(net.params.values())).device
+    if device.type == "meta":  # only shapes are needed
+        x = torch.empty(len(public), *task.input_shape, device=device)
         return embedding(net, x, of)
-    pieces = torch.split(torch.arange(len(public)), ENCODED_AT_ONCE)
+    pieces = torch.split(torch.arange(len(public), device=device), ENCODED_AT_ONCE)
     batches = (take(public.batch(piece.unsqueeze(0)), 0).x for piece in pieces)
     return torch.cat([embedding(net, x, of) for x in batches])
 
@@ -118,11 +119,15 @@ class Ensemble:
     total: Tensor
 
     def count(self) -> int:
-        """Return the number of clients in the ensemble."""
+        """Return the number of clients in the ensemble, which waits for a GPU."""
         return int(self.filled.sum())
 
+    def first(self, count: int) -> Ensemble:
+        """Return the ensemble with its first ``count`` slots only."""
+        return replace(self, slots=self.slots[:count], filled=self.filled[:count])
+
     def logarithms(self, rows: Tensor, places: Tensor, temperature: float) -> Tensor:
-        """Return ``ln M_ij`` (eqs. 4 to 6), (rows, places), up to a summand.
+        """Return ``ln M_ij`` (eqs. 4 to 6), (rows, places), up to a summand; every slot is used.
 
         i are the ``rows`` (rows,) and j the ``places`` (places,). The exponentials themselves would
         underflow at a low ``temperature``.
@@ -130,7 +135,7 @@ class Ensemble:
         if self.total.numel():
             return self.total[rows][:, places]
         out = torch.full((len(rows), len(places)), NOTHING, device=self.slots.device)
-        for slot in self.slots[: self.count()]:
+        for slot in self.slots:
             out = torch.logaddexp(out, slot[rows] @ slot[places].mT / temperature)
         return out
 
@@ -226,10 +231,18 @@ class SimilarityDistillation:
     def learn(
         self, student: Student, ensemble: Ensemble, start: Net, of: Outlook, ctx: Context
     ) -> Student:
-        """Return the student after a stage; ``start`` is any net of the student's architecture."""
+        """Return the student after a stage; ``start`` is any net of the student's architecture.
+
+        Every slot of the ``ensemble`` is used.
+        """
         student = replace(student, memory=map_leaves(torch.clone, student.memory))
+        epochs: dict[int, tuple[Tensor, ...]] = {}
         for number in steps_in(ctx.stage, self.steps(ctx.task)):
-            student = self.step(student, ensemble, start, of, number, ctx)
+            epoch, place = divmod(number, self._steps_per_epoch(ctx.task))
+            if epoch not in epochs:
+                epochs[epoch] = self._epoch(student, epoch, ctx.task)
+            rows = epochs[epoch][place]
+            student = self.step(student, ensemble, start, of, number, ctx, rows)
         check_finite(student.arrays, "the student", ctx)
         return student
 
@@ -241,9 +254,11 @@ class SimilarityDistillation:
         of: Outlook,
         number: int,
         ctx: Context,
+        rows: Tensor | None = None,
     ) -> Student:
-        """Return the student after one step."""
-        rows, key = self.rows_of(student, number, ctx.task), ctx.draw("step", number)
+        """Return the student after one step on ``rows`` (batch,), by default those of the step."""
+        rows = self.rows_of(student, number, ctx.task) if rows is None else rows
+        key = ctx.draw("step", number)
         x, run = self._views(rows, key, ctx.task)
         net, queue = start.with_arrays(student.arrays), student.queue
         if self.own_anchor:
@@ -306,8 +321,12 @@ class SimilarityDistillation:
     def rows_of(self, student: Student, number: int, task: Task) -> Tensor:
         """Return the rows of a step, (batch,): each epoch has its own random order of all rows."""
         epoch, place = divmod(number, self._steps_per_epoch(task))
+        return self._epoch(student, epoch, task)[place]
+
+    def _epoch(self, student: Student, epoch: int, task: Task) -> tuple[Tensor, ...]:
+        """Return the rows of each step of an epoch, (batch,) each."""
         order = random.permutation(random.fold(student.order, epoch), len(task.public_rows))
-        return torch.split(order, self.batch_size)[place]
+        return torch.split(order, self.batch_size)
 
     def _views(self, rows: Tensor, key: Tensor, task: Task) -> tuple[Tensor, Pass]:
         """Return augmented rows, and the training pass of a net on these rows."""
@@ -479,13 +498,15 @@ class FLESD(Method):
         """Store the uploads (line 10), or continue the distillation (lines 11 to 18)."""
         if not is_server_stage(ctx.stage):
             return replace(server, ensemble=self._heard(server, replies))
-        if not server.ensemble.count():  # no client answered
+        if not (count := server.ensemble.count()):  # no client answered
             zero = torch.zeros_like(server.student.steps)
             return replace(server, student=replace(server.student, losses=zero, steps=zero))
         start, student, stages = self._start(ctx.task), server.student, self.stages(ctx)
         if ctx.stage == stages[1]:
             student = self.distillation.begin(start.with_arrays(student.arrays), self.of, ctx)
-        student = self.distillation.learn(student, server.ensemble, start, self.of, ctx)
+        student = self.distillation.learn(
+            student, server.ensemble.first(count), start, self.of, ctx
+        )
         ensemble = server.ensemble
         if ctx.stage == stages[-1]:
             ensemble = _emptied(ensemble)  # the server keeps no client's upload
@@ -548,7 +569,7 @@ def _nearest(r: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _add(total: Tensor, sent: Similarities | Nearest, temperature: float) -> None:
     """Add ``exp(M_k / tau_T)`` (eq. 5) to sums whose logarithms ``total`` (N, N) are, in place."""
-    for at in torch.split(torch.arange(len(total)), ENCODED_AT_ONCE):
+    for at in torch.split(torch.arange(len(total), device=total.device), ENCODED_AT_ONCE):
         rows, values = total[at], sent.values[at] / temperature
         if isinstance(sent, Similarities):
             total[at] = torch.logaddexp(rows, values)

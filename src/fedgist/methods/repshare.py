@@ -404,7 +404,7 @@ class RepShare(PeerMethod):
         # one m for each row, among the observations that have any class
         lots = down.there.amax(1).sum().clamp(min=1.0)
         m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)
-        log_h = self._log_h(net, own, z, down.seen)[torch.arange(len(m)), m]
+        log_h = self._log_h(net, own, z, down.seen)[torch.arange(len(m), device=m.device), m]
         terms = contrast(log_h, batch.y) * down.there[m]
         disc = terms.mean(1) if self.reduction == "mean" else terms.sum(1)
         loss = ctx.task.objective.loss(logits, batch)

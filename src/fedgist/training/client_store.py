@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedgist.core.device_copy import copied
 from fedgist.errors import CheckpointError
 
 PRESENT = "present"
@@ -36,6 +37,7 @@ class ClientStore:
             n: shared((len(clients), *a.shape), a.dtype, device) for n, a in like.items()
         }
         self.present = shared((len(clients),), torch.bool, "cpu")
+        self.device = torch.device(device)
 
     def absent(self, clients: Sequence[int]) -> list[int]:
         """Return the clients without stored arrays."""
@@ -43,15 +45,20 @@ class ClientStore:
 
     def get(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """Return copies of these clients' arrays, stacked: (clients, ...) by name."""
-        at = torch.tensor([self.place[c] for c in clients])
-        return {name: a[at.to(a.device)] for name, a in self.arrays.items()}
+        at = copied(self._places(clients), self.device)
+        return {name: a[at] for name, a in self.arrays.items()}
 
     def put(self, clients: Sequence[int], values: Mapping[str, Tensor]) -> None:
         """Store these clients' arrays, ``values`` (clients, ...) by name."""
-        at = torch.tensor([self.place[c] for c in clients])
+        places = self._places(clients)
+        at = copied(places, self.device)
         for name, array in self.arrays.items():
-            array[at.to(array.device)] = values[name]
-        self.present[at] = True
+            array[at] = values[name]
+        self.present[places] = True
+
+    def _places(self, clients: Sequence[int]) -> Tensor:
+        """Return the clients' places in the arrays, (clients,) on the CPU."""
+        return torch.tensor([self.place[c] for c in clients])
 
     def state(self) -> dict[str, Tensor]:
         """Return all arrays (clients, ...) by name; an empty table if clients keep no state."""

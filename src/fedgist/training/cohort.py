@@ -54,6 +54,16 @@ class Cohort:
         """Each client's key of this round and stage, (K,)."""
         return random.fold(self.ctx.key, "client", self.ids, self.ctx.round, self.ctx.stage)
 
+    @functools.cached_property
+    def keys_on_cpu(self) -> Tensor:
+        """The same keys on the CPU, (K,), which waits for a GPU once."""
+        return self.keys.cpu()
+
+    @functools.cached_property
+    def table_on_cpu(self) -> Tensor:
+        """The table on the CPU, (K, rows), which waits for a GPU once."""
+        return self.table.cpu()
+
     @property
     def private_steps(self) -> PrivateSteps | None:
         """The settings of private local steps, or None."""

@@ -7,7 +7,7 @@ with rows left are always the first k. The others are left out of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import optim, random
+from fedgist.core.device_copy import copied
 from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Method, Net, Phase
 from fedgist.core.optim import OptimizerState
@@ -23,9 +24,10 @@ from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.privacy import PrivateSteps
 from fedgist.core.training import Life, Optimizer
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
-from fedgist.data.client_rows import schedule
+from fedgist.training.captured_step import captured
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.private_steps import drawn_rows, private_gradients, with_noise
+from fedgist.training.private_steps import private_gradients, with_noise
+from fedgist.training.timetable import Turn, batches_of, timetable
 
 OWN = "own."  # prefix in a phase for tensors of the client's own state
 
@@ -94,48 +96,27 @@ def _phase(
     learned = map_leaves(_contiguous, _learned(phase, clients))
     if not learned:  # a body without parameters
         return clients, seen
-    keys = random.fold(cohort.keys, "phase", name)
-    per_epoch, life = _steps_per_epoch(cohort), _life(phase, cohort.ctx)
+    keys, life = random.fold(cohort.keys_on_cpu, "phase", name), _life(phase, cohort.ctx)
+    turns, step_keys = timetable(cohort, phase, keys, life, kept=name in clients.memory)
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
     memory = _memory(clients.memory.get(name), optimizer, learned)
     step = _Step(cohort, phase, optimizer, clients, learned, memory)
+    take_step = captured(step, cohort, turns)
     rows_and_keys = (
-        (step.trimmed(rows), random.fold(keys[: len(rows)], "step", s))
-        for s, rows in enumerate(_batches(cohort, phase, keys, name))
+        (rows, step_keys[s, : len(rows)])
+        for s, rows in enumerate(batches_of(cohort, phase, keys, name))
     )
-    for s, (rows, step_keys, batch) in enumerate(cohort.examples.batches(rows_and_keys)):
-        count, present = len(rows), (rows >= 0).sum(1)
-        if life == "epoch":
-            step.forget(per_epoch[:count], s)
-        losses = step(count, batch, step_keys)
-        seen[:count, 0] += losses * present
-        seen[:count, 1] += present
+    batches = cohort.examples.batches(rows_and_keys)
+    for turn, (rows, keys_now, batch) in zip(turns, batches, strict=True):
+        present = (rows >= 0).sum(1)
+        step.forget(turn)
+        losses = take_step(batch, keys_now, turn)
+        seen[: turn.count, 0] += losses * present
+        seen[: turn.count, 1] += present
     net, own = _install(clients.net, clients.own, learned)
     kept = clients.memory | ({name: memory} if life == "run" else {})
     return Clients(net, own, kept), seen
-
-
-def _batches(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterator[Tensor]:
-    """Yield the rows of each step: (clients that have this step, batch), -1 for none."""
-    training, steps = cohort.ctx.task.training, cohort.private_steps
-    if steps is None:
-        batches = schedule(cohort.table, keys, training.batch_size, phase.epochs, phase.steps)
-        # clients are sorted by steps, so the active clients of a step come first
-        active = (batches >= 0).any(2).sum(0).tolist()
-        yield from (batches[:count, s] for s, count in enumerate(active))
-        return
-    # all clients take every step, with or without drawn rows, so that draws stay secret
-    for s in range(steps.count(phase.epochs) if phase.steps is None else phase.steps):
-        draws = cohort.private_draws(cohort.table.shape[1], "rows", name, s)
-        yield drawn_rows(cohort.table, draws, steps.rate)
-
-
-def _steps_per_epoch(cohort: Cohort) -> Tensor:
-    steps, counts = cohort.private_steps, (cohort.table >= 0).sum(1)
-    if steps is not None:
-        return torch.full_like(counts, steps.count(1))
-    return -(-counts // cohort.ctx.task.training.batch_size)
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
@@ -189,27 +170,27 @@ class _Step:
         self.down = self.cohort.down if self.cohort.broadcast else take(self.cohort.down, cut)
         self.rows = take(self.memory, cut)
 
-    def trimmed(self, rows: Tensor) -> Tensor:
-        """Return the rows of a step, (count, batch), without absent rows if one client trains."""
-        # absent rows come last and take as much time as others
-        return rows[:, rows[0] >= 0] if self.whole else rows
-
-    def __call__(self, count: int, batch: Batch, keys: Tensor) -> Tensor:
-        if count != self.count:
-            self._slice(count)
-        batch = self._weighted(count, batch)
-        with self._draws(keys):
+    def __call__(self, batch: Batch, keys: Tensor, turn: Turn) -> Tensor:
+        if turn.count != self.count:
+            self._slice(turn.count)
+        batch = self._weighted(turn.count, batch)
+        with self._draws(turn):
             if self.cohort.private_steps is None:
                 losses, grads = self._gradients(batch, keys)
             else:
                 losses, grads = self._private_gradients(self.cohort.private_steps, batch, keys)
         with torch.no_grad():
-            optim.step(self.optimizer, self.params, grads, self.rows)
+            optim.step(self.optimizer, self.params, grads, self.rows, together=turn.together)
         return losses
 
-    def _draws(self, keys: Tensor) -> AbstractContextManager[None]:
+    def changed(self, count: int) -> list[Tensor]:
+        """Return all tensors that a step of the first ``count`` clients changes, (count, ...)."""
+        changing = (self.learned, self.memory, self.clients.net.buffers)
+        return [leaf[:count] for part in changing for leaf in leaves(part)]
+
+    def _draws(self, turn: Turn) -> AbstractContextManager[None]:
         # a model that draws from torch's generator cannot be stacked: the cohort has one client
-        return nullcontext() if self.cohort.stack else random.torch_draws(int(keys[0]))
+        return nullcontext() if self.cohort.stack else random.torch_draws(turn.seed)
 
     def _gradients(self, batch: Batch, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
@@ -251,11 +232,10 @@ class _Step:
         weight = self.class_weights[:count].gather(1, batch.y)
         return replace(batch, weight=weight if batch.weight is None else weight * batch.weight)
 
-    def forget(self, per_epoch: Tensor, step: int) -> None:
-        """Reset the optimizer of the clients that begin an epoch at this step.
-
-        ``per_epoch`` (count,) holds the clients' numbers of steps per epoch.
-        """
-        begin = ((step % per_epoch) == 0).nonzero().squeeze(1)
+    def forget(self, turn: Turn) -> None:
+        """Reset the optimizers of the clients that begin an epoch with this step."""
+        if turn.fresh is None or not bool(turn.fresh.any()):
+            return
+        fresh = copied(turn.fresh, self.memory.count.device)
         for leaf in leaves(self.memory):
-            leaf[begin] = 0
+            leaf[: turn.count].masked_fill_(fresh.view(-1, *(1 for _ in leaf.shape[1:])), 0)
