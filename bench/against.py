@@ -2,7 +2,8 @@
 
 Machines are noisy: only ratios taken in one interleaved run mean something. How clients are stacked
 is timed once, by this checkout, and both do their rounds by that plan: otherwise a plan that came
-out differently would be measured, and not the code. For example::
+out differently would be measured, and not the code. With ``--own-plans`` each has the plan that it
+chooses itself, with kernels that the other may not have. For example::
 
     git worktree add ../before HEAD~20
     python bench/against.py ../before --repeats 8
@@ -48,28 +49,31 @@ def environment(checkout: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths}
 
 
-def plans_of(name: str) -> str:
-    """Return the plans of a workload as JSON, timed by this checkout."""
+def plans_of(name: str, checkout: Path) -> str:
+    """Return the plans of a workload as JSON, timed by a checkout."""
     words = [sys.executable, "-c", PLANS, name]
     done = subprocess.run(
-        words, env=environment(HERE), check=True, stdout=subprocess.PIPE, text=True
+        words, env=environment(checkout), check=True, stdout=subprocess.PIPE, text=True
     )
     return done.stdout.strip()
 
 
-def rounds(name: str, checkouts: Sequence[Path], repeats: int) -> list[list[float]]:
-    """Return the best seconds per round in each turn, for each checkout, all by one plan."""
-    plans = plans_of(name)
-    print(f"{name:6s} plans {plans}")
+def rounds(
+    name: str, checkouts: Sequence[Path], repeats: int, *, own_plans: bool
+) -> list[list[float]]:
+    """Return the best seconds per round in each turn, for each checkout, by its plan."""
+    plans = [plans_of(name, path if own_plans else HERE) for path in checkouts]
+    for path, plan in zip(checkouts, plans, strict=True):
+        print(f"{name:6s} {path.name}: plans {plan}")
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", CHILD, name, plans],
+            [sys.executable, "-c", CHILD, name, plan],
             env=environment(path),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for path in checkouts
+        for path, plan in zip(checkouts, plans, strict=True)
     ]
     seconds: list[list[float]] = [[] for _ in children]
     for repeat in range(repeats + 1):
@@ -103,11 +107,12 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--only", nargs="*", default=[*WORKLOADS, "start"])
     parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--own-plans", action="store_true", help="each times its own plans")
     args = parser.parse_args()
     checkouts = (args.other.resolve(), HERE)
     for name in args.only:
         measure = starts(checkouts, args.repeats) if name == "start" else None
-        before, now = measure or rounds(name, checkouts, args.repeats)
+        before, now = measure or rounds(name, checkouts, args.repeats, own_plans=args.own_plans)
         best, median = min(before) / min(now), statistics.median(before) / statistics.median(now)
         seconds = f"{min(before):.4f} s -> {min(now):.4f} s"
         print(f"{name:6s} best {seconds}: {best:.3f} times as fast; median {median:.3f}")
