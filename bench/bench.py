@@ -40,6 +40,7 @@ from relay import LATER, relay
 from reports import reports
 from roofline import COPIES, roofline
 from server_share import LIMITS_OF_SERVER, server
+from starts import FRESH, HELP, OTHER_METHOD, REMEMBERED, starts
 from turns import compared, turn
 from workloads import (
     TWO_ROWS,
@@ -59,9 +60,9 @@ from lazy import LAZY_PEAK, RATIO, lazy
 from methods import methods
 
 TARGETS = {
-    "W1.ratio": 2.2,
-    "W2.ratio": 1.6,
-    "W3.ratio": 3.0,
+    "W1.ratio": 5.0,
+    "W2.ratio": 2.4,
+    "W3.ratio": 6.0,
     DISTILLING: 1.3,
     WHOLE: 1.0,
     LEARNING: 1.3,
@@ -71,6 +72,10 @@ LIMITS = {
     "W1.wire_ratio": 1.3,
     "W2.wire_ratio": 1.3,
     "W1.memory_ratio": 2.0,
+    FRESH: 4.0,
+    REMEMBERED: 2.5,
+    OTHER_METHOD: 2.5,
+    HELP: 0.5,
     "W3_large.time_ratio": 1.3,
     "W3_large.memory_ratio": 1.3,
     "population.time_ratio": 1.3,
@@ -350,6 +355,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "roofline": roofline,
     "memory": lambda _: memory(),
     "shares": lambda _: shares(),
+    "starts": starts,
     "head": lambda _: head(),
     "methods": methods,
     "server": server,
