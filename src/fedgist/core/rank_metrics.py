@@ -17,11 +17,12 @@ def roc_area(scores: Tensor, positive: Tensor, present: Tensor) -> Tensor:
     row in which the former has the higher score; ties count one half.
     """
     scores = scores.masked_fill(~present, torch.inf).contiguous()  # absent rows rank above all
-    ordered = scores.sort(-1).values
-    below = torch.searchsorted(ordered, scores)
-    up_to = torch.searchsorted(ordered, scores, right=True)
+    ordered, places = scores.sort(-1)
+    # in order, so that neighbors in memory are searched for one after another
+    below = torch.searchsorted(ordered, ordered)
+    up_to = torch.searchsorted(ordered, ordered, right=True)
     ranks = (below + up_to + 1).to(torch.float64) / 2
-    positive = positive & present
+    positive = (positive & present).gather(-1, places)
     positives = positive.sum(-1).to(torch.float64)
     negatives = present.sum(-1) - positives
     wins = (ranks * positive).sum(-1) - positives * (positives + 1) / 2
