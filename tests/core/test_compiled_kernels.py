@@ -242,6 +242,7 @@ def of_run(plan: Plan, method: str = "fedavg", workers: int = 1, **sections: Any
 COMPILED: dict[str, Any] = {"kernels": {"1": "compiled"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedlog", "fedproto", "repshare"])
 def test_a_run_has_the_numbers_of_torchs_kernels(method: str) -> None:
     plain = of_run(Plan(2), method)
@@ -253,6 +254,7 @@ def test_a_run_has_the_numbers_of_torchs_kernels(method: str) -> None:
     assert of_run(Plan(2, **COMPILED), method, workers=2).rounds == ours[1].rounds
 
 
+@pytest.mark.slow
 def test_private_steps_have_the_numbers_of_torchs_kernels() -> None:
     privacy = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "bodies": "dp_sgd"}
     steps = {"gradient_clip": 1.0, "sampling_rate": 0.5}

@@ -54,6 +54,7 @@ def test_all_kinds_of_files_are_there() -> None:
     assert {kind: kinds.count(kind) for kind in kinds} == {"federation": 2, "site": 7, "recipe": 3}
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_guide_is_a_federations_alone(tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "federation" / "hospitals.toml"
     check_stated(read(recipe))

@@ -450,6 +450,7 @@ POLICIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_run_outside_the_policy_is_refused_before_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

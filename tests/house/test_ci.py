@@ -54,6 +54,7 @@ def test_a_failure_of_either_part_fails_the_run(tmp_path: Path, test: str, rest:
     assert said[-1:] == [] if test != "true" else said[-1].startswith("make test-rest: failed")
 
 
+@pytest.mark.slow
 def test_what_was_cut_is_named_and_fails_nothing(tmp_path: Path) -> None:
     said = run(tmp_path, "true", f"echo '{PASSED}'; exec sleep 900", 0, limit=2)
     assert said[-2] == f"cut: {OTHER}"

@@ -118,6 +118,7 @@ def test_the_gains_of_clients_are_drawn_and_a_page_has_the_tables(folder: Path) 
     assert "by client" in page.render(alone, [], "Runs")
 
 
+@pytest.mark.slow
 def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", str(folder / "fedlog"), "--by", "model"])
     assert (done.exit_code, done.stdout.count("fedlog")) == (0, 2)

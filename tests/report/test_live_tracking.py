@@ -248,6 +248,7 @@ def test_a_wrong_tracker_is_said_before_a_run_begins(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_private_search_sends_no_scores(tmp_path: Path, kept: KeptRounds) -> None:
     space = tmp_path / "space.toml"
     space.write_text('["train.lr"]\nlow = 0.01\nhigh = 0.1\n')
@@ -378,6 +379,7 @@ def history(records: list[Any]) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.slow
 def test_wandb_has_the_rounds_and_settings_and_no_more(tmp_path: Path, offline: Path) -> None:
     fedgist.run(QUICK, out=tmp_path / "run", track="wandb", **GIVEN)
     (file,) = offline.glob("offline-run-*/run-*.wandb")

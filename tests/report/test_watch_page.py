@@ -339,6 +339,7 @@ anything = st.recursive(
     state=st.dictionaries(st.sampled_from([*FEDERATION_STATE]), anything),
     site=st.dictionaries(st.sampled_from([*FEDERATION_STATE["sites"][0]]), anything),
 )
+@pytest.mark.slow
 def test_whatever_is_in_the_file_the_page_is_made(
     tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any], site: dict[str, Any]
 ) -> None:

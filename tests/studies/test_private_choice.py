@@ -137,6 +137,7 @@ def search(tuner: Tuner, trials: int) -> None:
         tuner.listen(job, Event("done"))
 
 
+@pytest.mark.slow
 def test_a_private_search_draws_at_random_stops_nothing_and_chooses_by_counts_once(
     tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
