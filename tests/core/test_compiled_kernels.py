@@ -24,6 +24,7 @@ from fedgist.core.layers import Pass, current, replace_layers
 from fedgist.core.net import split_head
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.errors import InputError, RecipeError
+from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.runs.prepare import host_settings
@@ -243,7 +244,7 @@ COMPILED: dict[str, Any] = {"kernels": {"1": "compiled"}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedlog", "fedproto", "repshare"])
+@pytest.mark.parametrize("method", [name for name in METHODS if "codist" not in name])
 def test_a_run_has_the_numbers_of_torchs_kernels(method: str) -> None:
     plain = of_run(Plan(2), method)
     ours = [of_run(Plan(size, **COMPILED), method) for size in (1, 2, 5)]
