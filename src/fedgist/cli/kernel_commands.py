@@ -11,10 +11,9 @@ from fedgist.cli.shared_options import START, app
 def compile_() -> None:
     """Compile faster convolutions for this machine; once, in a few seconds.
 
-    They are used from then on, where they are faster than torch's. A C compiler is
-    needed: cc, gcc, clang or $CC. pip install 'fedgist[compiler]' brings one.
-
-    Runs that have begun keep their kernels.
+    New runs use them wherever they are faster than torch's. Runs that have begun
+    keep their kernels. It needs a C compiler: cc, gcc, clang or $CC. The extra
+    "compiler" installs one.
 
     Examples
     --------
