@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from fedgist.core.kernel_choice import use_kernels
 from fedgist.core.layers import Pass, current, replace_layers
 from fedgist.core.net import split_head
 from fedgist.engines.plan_timing import choose_plans
-from fedgist.errors import InputError, RecipeError
+from fedgist.errors import InputError, OutputError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import ClientGroup
@@ -345,8 +346,25 @@ def test_without_a_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         kernel_library.build()
 
 
-def test_kernels_that_compute_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_compute_wrongly_are_refused_and_deleted(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernel_library.build() == kernel_library.library_path()
     compiled_convolution.check()
     monkeypatch.setattr(compiled_convolution, "convolve", lambda x, w, b, s: by_torch(x, w, -b, s))
     with pytest.raises(InputError, match="the compiled kernels give wrong results"):
         compiled_convolution.check()
+    assert not kernel_library.library_path().exists()
+
+
+def test_kernels_that_cannot_be_loaded_are_an_error(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as where the cache's disk may hold no programs
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", f"{sys.executable} {tmp_path / 'compiler.py'}")
+    text = "import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w').write('no library')"
+    (tmp_path / "compiler.py").write_text(text)
+    with pytest.raises(OutputError, match="were built, but cannot be loaded from"):
+        kernel_library.build()

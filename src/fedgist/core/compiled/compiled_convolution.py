@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedgist.core.autograd_types import Lot, SavedTensors
-from fedgist.core.compiled.kernel_library import library
+from fedgist.core.compiled.kernel_library import library, remove
 from fedgist.errors import InputError
 
 IMAGE = 4  # dimensions of a batch of images
@@ -66,7 +66,7 @@ def check() -> None:
     Raises
     ------
     InputError
-        If they differ: the compiler has made wrong code.
+        If they differ: the compiler has made wrong code. The library is deleted.
     """
     draw = torch.Generator().manual_seed(0)
     x, weight, bias, weights = (
@@ -82,6 +82,7 @@ def check() -> None:
     ]
     pairs += list(zip(*gradients, strict=True))
     if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in pairs):
+        remove()
         raise InputError("the compiled kernels give wrong results: try another compiler (CC)")
 
 

@@ -73,7 +73,7 @@ def build() -> Path:
     InputError
         If there is no C compiler, or it fails.
     OutputError
-        If the user's cache cannot be written.
+        If the user's cache cannot be written, or nothing can be loaded from there.
     """
     command, path = compiler(), library_path()
     if command is None:
@@ -91,7 +91,15 @@ def build() -> Path:
     except OSError as error:
         raise OutputError(f"the kernels cannot be written to {path.parent}: {error}") from error
     library.cache_clear()
+    if library() is None:
+        raise OutputError(f"the kernels were built, but cannot be loaded from {path}")
     return path
+
+
+def remove() -> None:
+    """Delete the library of this machine, so that nothing uses it."""
+    library_path().unlink(missing_ok=True)
+    library.cache_clear()
 
 
 def _with_threads(command: list[str], part: Path) -> bool:
