@@ -31,6 +31,7 @@ from fedgist.recipe.overrides import ClientGroup
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import Trace, trace, world
+from fedgist.training import kernel_timing
 from fedgist.training.kernel_timing import faster_layers
 from fedgist.training.stacking_plan import Plan
 
@@ -219,6 +220,14 @@ def test_a_layout_is_made_once() -> None:
     assert laid_out is not arch
     assert laid_out.with_layout(each=True, kernels={"conv1": "compiled"}) is laid_out
     assert laid_out.with_layout(each=True) is not laid_out
+
+
+def test_large_layers_keep_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    # their timing would take the memory of a run
+    monkeypatch.setattr(kernel_timing, "MOST", kernel_timing.CLIENTS * 8 * 16 * 16 * 16 - 1)
+    monkeypatch.setattr(kernel_timing, "_seconds", lambda layer, x, kernel: kernel != "compiled")
+    arch = split_head(lambda: MODELS["conv4"]((3, 16, 16), 10), (3, 16, 16), 10)
+    assert faster_layers(arch, 8) == dict.fromkeys(["conv2", "conv3", "conv4"], "compiled")
 
 
 def test_layers_are_timed_one_by_one() -> None:

@@ -27,13 +27,15 @@ PATIENCE_S = 1.0  # layers that would be timed after this long keep torch's kern
 # A layer with pooling or ReLU may take so much longer: the next layer reads its images without a
 # copy, and without gradients it is faster than torch's.
 NEAR = 1.15
+MOST = 1 << 24  # numbers of a timed stack's images: larger layers keep torch's kernel
 TORCHS: tuple[Kernel, ...] = ("each", "grouped")
 
 
 def faster_layers(arch: Architecture, rows: int) -> dict[str, Kernel]:
     """Return the kernels of an architecture's layers, by name, where they are not clearly slower.
 
-    ``rows`` is the number of rows in a batch. Layers of the same sizes are timed once.
+    ``rows`` is the number of rows in a batch. Layers of the same sizes are timed once. Large layers
+    are not timed.
     """
     deadline = time.perf_counter() + PATIENCE_S
     chosen: dict[str, Kernel] = {}
@@ -41,7 +43,7 @@ def faster_layers(arch: Architecture, rows: int) -> dict[str, Kernel]:
     for name, (layer, shape, is_first) in _layers(arch, rows).items():
         alike = repr(layer), layer.relu, tuple(layer.weight.shape), shape, is_first
         if alike not in faster:
-            if time.perf_counter() > deadline:
+            if time.perf_counter() > deadline or _numbers(layer, shape) > MOST:
                 continue
             x = torch.zeros(CLIENTS, *shape, requires_grad=not is_first)
             by_torch = min(_seconds(layer, x, kernel) for kernel in TORCHS)
@@ -51,6 +53,12 @@ def faster_layers(arch: Architecture, rows: int) -> dict[str, Kernel]:
         if faster[alike]:
             chosen[name] = "compiled"
     return chosen
+
+
+def _numbers(layer: Conv2d, shape: torch.Size) -> int:
+    """Return the numbers in the timed images of a layer, (rows, in, ...), or behind it."""
+    out_size, in_size = layer.weight.shape[:2]
+    return CLIENTS * shape.numel() // in_size * max(out_size, in_size)
 
 
 def _layers(arch: Architecture, rows: int) -> dict[str, tuple[Conv2d, torch.Size, bool]]:
