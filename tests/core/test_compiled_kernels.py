@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 import fedgist
-from fedgist.core import random
+from fedgist.core import convolution, random
 from fedgist.core.compiled import compiled_convolution, kernel_library
 from fedgist.core.compiled.compiled_convolution import Settings, convolve
 from fedgist.core.kernel_choice import use_kernels
@@ -31,7 +31,7 @@ from fedgist.recipe.overrides import ClientGroup
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import Trace, trace, world
-from fedgist.training import kernel_timing
+from fedgist.training import kernel_timing, stacking_plan
 from fedgist.training.kernel_timing import faster_layers
 from fedgist.training.stacking_plan import Plan
 
@@ -318,6 +318,32 @@ def test_a_plan_is_timed_with_kernels_where_they_are_built() -> None:
     assert plan.stack
     assert set(plan.kernels) <= {"1"}
     assert not any("fedgist compile" in line for line in lines)
+
+
+def test_a_method_that_fails_with_kernels_has_a_plan_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # as one whose loss takes second derivatives: rejects another method's plan, and an error
+    plans = []
+    for fails in (False, True):
+        small_world = world(
+            "fedprox" if fails else "fedavg", given={"groups": {"mine": ClientGroup(pictures)}}
+        )
+        side, settings = small_world.server, host_settings(small_world)
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel_timing, "NEAR", 1e9)
+            patch.setattr(stacking_plan, "WORSE", 1e9)
+            if fails:
+                patch.setattr(convolution, "convolve", _not_twice)
+            about = side.method, side.task, small_world.population, settings, start_server(side)
+            plans.append(choose_plans(*about, {})["mine"])
+    assert plans[0].kernels == {"1": "compiled"}
+    assert plans[1].stack
+    assert plans[1].kernels == {}
+
+
+def _not_twice(*_: object) -> Tensor:
+    raise NotImplementedError("no second derivatives")
 
 
 def test_a_plan_with_kernels_that_are_not_here_is_an_error_that_says_how_to_build_them(

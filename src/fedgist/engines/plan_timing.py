@@ -102,17 +102,21 @@ class _Probe:
         candidates = [fixed] if fixed else sizes(at_once, cores, most)
         way = {
             "method": [type(self.method).__qualname__, repr(vars(self.method))],
-            "code": _code_of([self.method]),
-            "objective": type(self.task.objective).__qualname__,
+            "code": _code_of([self.method, self.task.objective]),
+            "kernels": library_path().name if self._may_compile(arch) and library() else "",
         }
         net = self._description(name, arch)
         # which method trains changes what can be stacked, and hardly what is fastest
-        alone = remembered({**net, **way}, lambda: {"note": self._why_alone(name, arch)})
-        if alone["note"]:
-            return Plan(1, stack=False, note=alone["note"])
-        timed = {**net, "sizes": candidates, "kernels": library_path().name if library() else ""}
+        tried = remembered({**net, **way}, lambda: self._tried(name, arch))
+        if tried["note"]:
+            return Plan(1, stack=False, note=tried["note"])
+        compiled = bool(tried["compiled"])
+        timed = {**net, "sizes": candidates, "kernels": way["kernels"] if compiled else ""}
         return Plan(
-            **remembered(timed, lambda: asdict(self._measured(name, arch, candidates, cores)))
+            **remembered(
+                timed,
+                lambda: asdict(self._measured(name, arch, candidates, cores, compiled=compiled)),
+            )
         )
 
     def _description(self, name: str, arch: Architecture) -> dict[str, object]:
@@ -140,17 +144,29 @@ class _Probe:
         privacy = self.task.privacy
         return privacy is not None and privacy.steps is not None
 
-    def _why_alone(self, name: str, arch: Architecture) -> str:
-        return why_alone(
+    def _tried(self, name: str, arch: Architecture) -> dict[str, str | bool]:
+        """Return why the method cannot be stacked, if so, and whether it can have the kernels."""
+        note = why_alone(
             lambda plan: self._seconds(name, plan), "each" if _layouts(arch) else "stacked"
         )
+        if note or not self._may_compile(arch) or library() is None:
+            return {"note": note, "compiled": False}
+        every: dict[str, Kernel] = dict.fromkeys(compilable(arch.module), "compiled")
+        try:
+            self._seconds(name, Plan(2, kernels=every))
+        except (RuntimeError, ValueError, TypeError):  # the loss takes second derivatives, say
+            return {"note": "", "compiled": False}
+        return {"note": "", "compiled": True}
+
+    def _may_compile(self, arch: Architecture) -> bool:
+        """Return whether compiled kernels, if they are built, can train this architecture."""
+        plain = self.task.training.precision == "float32" and not self._private
+        on_cpu = self.settings.device == "cpu"
+        return plain and on_cpu and not arch.frozen and bool(compilable(arch.module))
 
     def _kernels(self, arch: Architecture) -> Mapping[str, Kernel]:
         """Return the layers that the compiled kernels run faster than torch does."""
         training = self.task.training
-        plain = training.precision == "float32" and not self._private
-        if not plain or self.settings.device != "cpu" or arch.frozen or library() is None:
-            return {}
         rows = min(training.batch_size, int(self.population.train.counts.max()))
         pool = WorkerPool(functools.partial(faster_layers, arch), 2)
         with contextlib.closing(pool):  # in a worker, as in a run
@@ -158,15 +174,21 @@ class _Probe:
         return kernels
 
     def _measured(
-        self, name: str, arch: Architecture, candidates: Sequence[int], cores: int
+        self,
+        name: str,
+        arch: Architecture,
+        candidates: Sequence[int],
+        cores: int,
+        *,
+        compiled: bool,
     ) -> Plan:
         self.say(
             f"measuring how many clients with {name} this machine trains fastest together (once "
             "for each model)"
         )
-        if compilable(arch.module) and library() is None and compiler():
+        if self._may_compile(arch) and library() is None and compiler():
             self.say("`fedgist compile` builds faster convolutions for this machine, once")
-        kernels = self._kernels(arch)
+        kernels = self._kernels(arch) if compiled else {}
         pool = WorkerPool(lambda plan: self._seconds(name, plan), cores)
         with contextlib.closing(pool):
             return choose(
