@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core import random
-from fedgist.core.compiled.kernel_library import Kernel
+from fedgist.core.compiled.kernel_library import Compiled
 from fedgist.core.layers import Pass
 from fedgist.data.sources import file_sizes
 from fedgist.engines.plan_timing import choose_plans
@@ -303,7 +303,7 @@ def test_the_fastest_plan_is_chosen_and_a_larger_stack_must_pay() -> None:
 
 
 def test_kernels_are_in_a_plan_only_if_a_whole_step_is_faster_with_them() -> None:
-    kernels: dict[str, Kernel] = {"conv": "compiled"}
+    kernels: dict[str, Compiled] = {"conv": "compiled"}
     for gain in (0.5, 1.5):
 
         def measure(plan: Plan, gain: float = gain) -> float:

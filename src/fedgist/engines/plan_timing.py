@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 
 import torch
 
-from fedgist.core.compiled.kernel_library import Kernel, compiler, library, library_path
+from fedgist.core.compiled.kernel_library import Compiled, compiler, library, library_path
 from fedgist.core.convolution import Conv2d
 from fedgist.core.kernel_choice import compilable
 from fedgist.core.method import Context, Method, Order, Phase, Task
@@ -151,7 +151,7 @@ class _Probe:
         )
         if note or not self._may_compile(arch) or library() is None:
             return {"note": note, "compiled": False}
-        every: dict[str, Kernel] = dict.fromkeys(compilable(arch.module), "compiled")
+        every: dict[str, Compiled] = dict.fromkeys(compilable(arch.module), "compiled")
         try:
             self._seconds(name, Plan(2, kernels=every))
         except (RuntimeError, ValueError, TypeError):  # the loss takes second derivatives, say
@@ -164,13 +164,13 @@ class _Probe:
         on_cpu = self.settings.device == "cpu"
         return plain and on_cpu and not arch.frozen and bool(compilable(arch.module))
 
-    def _kernels(self, arch: Architecture) -> Mapping[str, Kernel]:
+    def _kernels(self, arch: Architecture) -> Mapping[str, Compiled]:
         """Return the layers that the compiled kernels run faster than torch does."""
         training = self.task.training
         rows = min(training.batch_size, int(self.population.train.counts.max()))
         pool = WorkerPool(functools.partial(faster_layers, arch), 2)
         with contextlib.closing(pool):  # in a worker, as in a run
-            kernels: dict[str, Kernel] = pool.run([rows])[0]
+            kernels: dict[str, Compiled] = pool.run([rows])[0]
         return kernels
 
     def _measured(

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from fedgist.core import random
 from fedgist.core.batch import fake_rows
-from fedgist.core.compiled.kernel_library import Kernel
+from fedgist.core.compiled.kernel_library import Compiled, Kernel
 from fedgist.core.convolution import Conv2d
 from fedgist.core.kernel_choice import compilable, use_kernels
 from fedgist.core.net import Architecture
@@ -31,14 +31,14 @@ MOST = 1 << 24  # numbers of a timed stack's images: larger layers keep torch's 
 TORCHS: tuple[Kernel, ...] = ("each", "grouped")
 
 
-def faster_layers(arch: Architecture, rows: int) -> dict[str, Kernel]:
+def faster_layers(arch: Architecture, rows: int) -> dict[str, Compiled]:
     """Return the kernels of an architecture's layers, by name, where they are not clearly slower.
 
     ``rows`` is the number of rows in a batch. Layers of the same sizes are timed once. Large layers
     are not timed.
     """
     deadline = time.perf_counter() + PATIENCE_S
-    chosen: dict[str, Kernel] = {}
+    chosen: dict[str, Compiled] = {}
     faster: dict[object, bool] = {}
     for name, (layer, shape, is_first) in _layers(arch, rows).items():
         alike = repr(layer), layer.relu, tuple(layer.weight.shape), shape, is_first

@@ -25,7 +25,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from pydantic import Field
 
-from fedgist.core.compiled.kernel_library import Kernel
+from fedgist.core.compiled.kernel_library import Compiled
 from fedgist.errors import first_line
 
 Convolutions = Literal["each", "stacked"]
@@ -48,7 +48,7 @@ class Plan:
     """Whether the model can be stacked. If not, clients are trained one by one."""
     note: str = ""
     """Why the model is not stacked."""
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)
+    kernels: Mapping[str, Compiled] = field(default_factory=dict)
     """Kernels of single convolutions, by layer. ``compiled`` is what ``fedgist compile`` builds.
 
     Layers that are not named run as ``convolutions`` says.
@@ -88,7 +88,7 @@ def choose(
     measure: Measure,
     sizes: Sequence[int],
     layouts: Sequence[Convolutions] = ("stacked",),
-    kernels: Mapping[str, Kernel] | None = None,
+    kernels: Mapping[str, Compiled] | None = None,
 ) -> Plan:
     """Return the fastest execution plan with one of these sizes and layouts.
 

@@ -27,6 +27,7 @@ from fedgist.errors import InputError, OutputError, first_line
 
 #: How a convolution of stacked clients runs: one by one, as one grouped convolution, or compiled.
 Kernel = Literal["each", "grouped", "compiled"]
+Compiled = Literal["compiled"]  # what a plan may say of a layer
 SOURCE = Path(__file__).with_name("kernels.c")
 # without -ffast-math: NaN must stay NaN
 FLAGS = (
