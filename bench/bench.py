@@ -33,6 +33,7 @@ from fedgist.methods.common.conjugate_head import gradient_head, log_posterior, 
 
 sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders
+from layers import layers
 from network import NETWORK_LIMITS, federation
 from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, NOISE_LIMITS, noise, privacy
@@ -352,6 +353,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "wire": wire,
     "large": large,
     "population": population,
+    "layers": layers,
     "roofline": roofline,
     "memory": lambda _: memory(),
     "shares": lambda _: shares(),
