@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -321,10 +322,11 @@ def test_a_plan_is_timed_with_kernels_where_they_are_built() -> None:
 
 
 def test_a_method_that_fails_with_kernels_has_a_plan_without(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as one whose loss takes second derivatives: rejects another method's plan, and an error
     plans = []
+    monkeypatch.setattr(stacking_plan, "user_cache_path", lambda _: tmp_path)  # no earlier plans
     for fails in (False, True):
         small_world = world(
             "fedprox" if fails else "fedavg", given={"groups": {"mine": ClientGroup(pictures)}}
@@ -332,6 +334,7 @@ def test_a_method_that_fails_with_kernels_has_a_plan_without(
         side, settings = small_world.server, host_settings(small_world)
         with monkeypatch.context() as patch:
             patch.setattr(kernel_timing, "NEAR", 1e9)
+            patch.setattr(kernel_timing, "PATIENCE_S", 1e9)
             patch.setattr(stacking_plan, "WORSE", 1e9)
             if fails:
                 patch.setattr(convolution, "convolve", _not_twice)
