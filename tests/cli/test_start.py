@@ -14,6 +14,7 @@ from commands import call
 from fedgist.cli import main
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
+from fedgist.engines import ENGINES
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.registry import Registry
@@ -44,6 +45,7 @@ except SystemExit as end:
         ("list datasets", 0),
         ("list models", 0),
         ("list partitions", 0),
+        ("list engines", 0),
         ("list recipes", 0),
         ("run /no/such/recipe.toml", 2),
         ("run --set trian.lr=1", 2),
@@ -61,7 +63,7 @@ def test_nothing_heavy_is_loaded_before_there_is_work(
 
 
 @pytest.mark.parametrize(
-    "registry", [METHODS, MODELS, SOURCES, PARTITIONS], ids=lambda r: next(iter(r))
+    "registry", [METHODS, MODELS, SOURCES, PARTITIONS, ENGINES], ids=lambda r: next(iter(r))
 )
 def test_what_is_named_is_there_and_described(registry: Registry[object]) -> None:
     assert all(callable(registry[name]) for name in registry)

@@ -24,6 +24,7 @@ from fedgist.cli.shared_options import START, app, same_command
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
+from fedgist.engines import ENGINES
 from fedgist.errors import (
     DiskFullError,
     FederationError,
@@ -148,11 +149,11 @@ def list_(
         str,
         typer.Argument(
             metavar="what",
-            help="methods, objectives, datasets, models, partitions or recipes.",
+            help="methods, objectives, datasets, models, partitions, engines or recipes.",
         ),
     ],
 ) -> None:
-    """List the available methods, objectives, datasets, models, partitions or recipes.
+    """List the available methods, objectives, datasets, models, partitions, engines or recipes.
 
     Use it to look up the names that recipes and --set accept.
 
@@ -166,6 +167,7 @@ def list_(
         "datasets": SOURCES.summaries,
         "models": MODELS.summaries,
         "partitions": PARTITIONS.summaries,
+        "engines": ENGINES.summaries,
         "recipes": shipped,
     }
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -2,4 +2,14 @@
 
 from typing import Literal
 
-EngineName = Literal["local", "loopback"]
+from fedgist.registry import Registry
+
+EngineName = Literal["local", "loopback", "ray"]
+#: What each engine of a simulation does with the clients, by name.
+ENGINES: Registry[type] = Registry(
+    {
+        "local": "fedgist.engines.local_engine:LocalEngine",
+        "loopback": "fedgist.engines.loopback_engine:LoopbackEngine",
+        "ray": "fedgist.engines.ray_cluster:RayCluster",
+    }
+)

@@ -1,31 +1,43 @@
 """The local engine, which simulates all clients on this machine.
 
-Each stage is split into cohorts: by architecture, sorted by number of steps, K at a time. Cohorts
-are the unit of work, of sums and of stacking. They depend only on the execution plan, not on the
-number of workers: the same plan gives the same bits.
+Each stage is split into cohorts: by shard and architecture, sorted by number of steps, K at a time.
+Cohorts are the unit of work, of sums and of stacking. They depend only on the execution plan and on
+the number of shards, not on the number of workers: the same plan and shards give the same bits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from fedgist.core.message import reduction
 from fedgist.core.method import Context, Method, Order, Reply, Task
+from fedgist.core.objective import RowPredictions
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree, same, stack, take
 from fedgist.engines.client_host import ClientHost
-from fedgist.engines.client_requests import ScoreRequest, SentCohort, Trained, TrainRequest
-from fedgist.engines.engine import Answer, Scores, ScoreTable, Split, collect
+from fedgist.engines.client_requests import (
+    PredictRequest,
+    ScoreRequest,
+    SentCohort,
+    Trained,
+    TrainRequest,
+)
+from fedgist.engines.engine import Answer, Scores, ScoreTable, Split
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.reader_pool import ReaderPool
-from fedgist.engines.shared_scoring import score_shared
+from fedgist.engines.scoring import Separate, score_models
+from fedgist.engines.sharding import added, by_shard, in_order
 from fedgist.engines.worker_pool import WorkerPool, default_readers, default_workers
 from fedgist.training import cohort as cohorts
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan
+
+ROWS_PER_REQUEST = 2048  # rows that one worker predicts at a time
 
 
 class LocalEngine:
@@ -38,9 +50,13 @@ class LocalEngine:
         population: Population,
         settings: HostSettings,
         plans: Mapping[str, Plan],
+        shards: int = 1,
     ) -> None:
-        """Host a population of clients with an execution plan for each architecture."""
-        self.method, self.task, self.settings = method, task, settings
+        """Host a population of clients with an execution plan for each architecture.
+
+        Cohorts and sums do not cross ``shards``: so the bits are those of an engine on a cluster.
+        """
+        self.method, self.task, self.settings, self.shards = method, task, settings, shards
         on_cpu = settings.device == "cpu"  # a GPU is used by one process
         workers = (settings.workers if on_cpu else None) or default_workers(settings.device)
         each = settings.readers
@@ -77,6 +93,8 @@ class LocalEngine:
                 for place, client in enumerate(clients):
                     order, message = order_of[client, sent.architecture], trained.message
                     each.append(Reply(order, ctx.round, ctx.stage, take(message, place)))
+        if self.shards > 1:
+            subtotals = list(added((self._shard(part.clients[0]), part) for part in subtotals))
         return Answer(
             tuple(subtotals),
             tuple(each),
@@ -88,39 +106,36 @@ class LocalEngine:
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
-        """Evaluate each client's model after this download.
-
-        A model that several clients share is evaluated once. Before a second test, each client
-        trains its own copy, if the method or the settings require it.
-        """
+        """Evaluate each client's model after this download, by :func:`score_models`."""
         if not self.settings.share_measurements:
             return Scores({})
+        return score_models(self, self.host, ctx, orders, downs, split)
+
+    def score_each(
+        self, ctx: Context, requests: Sequence[Separate], split: Split
+    ) -> list[dict[str, ScoreTable]]:
+        """Evaluate each client's own model; return the cohorts' tables, by name of the model."""
         tunes = bool(self.host.second_tests(ctx, split))
-        tables: dict[str, list[ScoreTable]] = {}
-        apart, shared, whole = [], [], None
-        names = sorted({o.architecture for o in orders})
-        for name in names:
-            members = [i for i, order in enumerate(orders) if order.architecture == name]
-            if not self._shared([downs[i] for i in members]):
-                apart += members
-                continue
-            shared += members
-            sent = self._sent(ctx, [orders[i] for i in members], downs[members[0]], broadcast=True)
-            table, on_all = score_shared(self.host, self.pool, sent, split, alone=len(names) == 1)
-            tables.setdefault("", []).append(table)
-            whole = on_all or whole
         sorted_by: Split = "train" if tunes else split  # steps, if any
+        return self.pool.run(
+            [
+                ScoreRequest(sent, split, tuned_only=part.tuned_only)
+                for part in requests
+                for sent in self._cut(ctx, part.orders, part.downs, sorted_by)
+            ]
+        )
+
+    def predict(
+        self, ctx: Context, orders: Sequence[Order], down: Tree, split: Split, rows: Tensor
+    ) -> RowPredictions:
+        """Return the per-row results of rows (rows,) by the model that these clients share."""
+        groups = by_shard(self.host.population, split, rows, orders, self.shards)
         requests = [
-            ScoreRequest(sent, split, tuned_only=members is shared)
-            for members in (apart, shared if tunes else [])
-            for sent in self._cut(
-                ctx, [orders[i] for i in members], [downs[i] for i in members], sorted_by
-            )
+            PredictRequest(self._sent(ctx, [order], down, broadcast=True), split, piece)
+            for order, at in groups
+            for piece in torch.split(rows[at], ROWS_PER_REQUEST)
         ]
-        for result in self.pool.run(requests):
-            for model, table in result.items():
-                tables.setdefault(model, []).append(table)
-        return Scores({model: collect(parts) for model, parts in tables.items()}, whole)
+        return in_order(self.pool.run(requests), [at for _, at in groups])
 
     def trial(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]
@@ -152,32 +167,30 @@ class LocalEngine:
         """Split orders into cohorts, sorted by the clients' numbers of rows in a split."""
         counts, place = self._counts(split), self.host.population.place
 
-        # by architecture, then by steps, then by client: independent of the order of arrival
-        def rank(i: int) -> tuple[str, int, int]:
-            client = orders[i].client
-            return orders[i].architecture, -counts[place[client]], client
+        def group(i: int) -> tuple[int, str]:
+            return self._shard(orders[i].client), orders[i].architecture
 
-        ranked = sorted(range(len(orders)), key=rank)
-        for name in sorted({o.architecture for o in orders}):
-            members = [i for i in ranked if orders[i].architecture == name]
-            size = self.host.plans[name].cohort_size
+        # then by steps, then by client: independent of the order of arrival
+        def rank(i: int) -> tuple[tuple[int, str], int, int]:
+            client = orders[i].client
+            return group(i), -counts[place[client]], client
+
+        for (_, name), ranked in itertools.groupby(sorted(range(len(orders)), key=rank), group):
+            members, size = list(ranked), self.host.plans[name].cohort_size
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
                 broadcast = all(same(downs[i], downs[chosen[0]]) for i in chosen)
                 down = downs[chosen[0]] if broadcast else stack([downs[i] for i in chosen])
                 yield self._sent(ctx, [orders[i] for i in chosen], down, broadcast=broadcast)
 
+    def _shard(self, client: int) -> int:
+        return self.host.population.place[client] % self.shards
+
     def _sent(
         self, ctx: Context, orders: Sequence[Order], down: Tree, *, broadcast: bool
     ) -> SentCohort:
         ids = tuple(order.client for order in orders)
         return SentCohort(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
-
-    def _shared(self, downs: Sequence[Tree]) -> bool:
-        """Return whether clients of one architecture all have the same model after ``downs``."""
-        kept = any(store.arrays for store in self.host.stores.values())
-        alike = self.method.keeps == "none" and not kept and all(same(d, downs[0]) for d in downs)
-        return self.method.merges_clients or alike
 
     def _counts(self, split: Split) -> list[int]:
         """Return each client's number of rows in a split."""

@@ -28,7 +28,7 @@ RUN = "loopback"
 
 
 class LoopbackEngine:
-    """A remote engine with all sites in this process."""
+    """A site for each client, all in this process; messages are bytes, as over a network."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ from fedgist.engines.process_control import (
     keep_memory,
 )
 from fedgist.engines.reader_pool import ReaderPool
-from fedgist.errors import DataError, FedgistError, WorkerError, exhausted
+from fedgist.errors import FedgistError, WorkerError, exhausted
 
 Work = Callable[[Any], Any]
 
@@ -167,18 +167,22 @@ def _serve(
         except (EOFError, OSError):
             os._exit(0)
         try:
-            answer = (True, work(task))
-        except (DataError, WorkerError) as error:  # a row, or the process that reads it
-            answer = (False, error)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the parent reports it
-            answer = (False, exhausted(error) or traceback.format_exc())
-        try:
-            connection.send_bytes(_dump(answer))
+            connection.send_bytes(_dump(attempt(work, task)))
         except OSError:
             os._exit(0)
 
 
-def _dump(value: Any) -> bytes:
+def attempt(work: Callable[..., object], *arguments: object) -> tuple[bool, object]:
+    """Call a function for another process; return whether it succeeded, and its result or error."""
+    try:
+        return True, work(*arguments)
+    except FedgistError as error:  # about a row, say
+        return False, error
+    except Exception as error:  # noqa: BLE001  # whatever it is, the other process reports it
+        return False, exhausted(error) or traceback.format_exc()
+
+
+def _dump(value: object) -> bytes:
     """Pickle a value for another of fedgist's own processes.
 
     Tensors are sent as arrays, because torch would send file handles.

@@ -95,7 +95,9 @@ class Setup:
         """The form of the labels that the objective reads."""
         return labels_read(self.objective, self.own_objective)
 
-    def recorded(self, num_clients: int, plans: Mapping[str, Plan], server_threads: int) -> Recipe:
+    def recorded(
+        self, num_clients: int, plans: Mapping[str, Plan], server_threads: int, shards: int
+    ) -> Recipe:
         """Return the recipe as a run records it, with the values chosen for the run."""
         return self.text.changed(
             {
@@ -103,6 +105,7 @@ class Setup:
                 "engine.device": self.device,
                 "engine.plans": dict(plans),
                 "engine.server_threads": server_threads,
+                "engine.shards": shards,
             }
         )
 

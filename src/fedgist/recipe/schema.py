@@ -309,14 +309,20 @@ class EvaluateSection(_Section):
 class EngineSection(_Section):
     """How the work is done.
 
-    On one kind of processor, only the execution plans and ``server_threads`` can change results,
-    and only in the last bits. A run keeps both for its whole life.
+    On one kind of processor, only the execution plans, ``shards`` and ``server_threads`` can change
+    results, and only in the last bits. A run keeps these for its whole life.
     """
 
     name: EngineName = "local"
-    """``local`` trains stacks of clients on all cores. ``loopback`` gives each client its own site.
+    """``local`` trains stacks of clients on all cores, ``ray`` on the machines of a Ray cluster.
 
-    With ``loopback`` every message is packed into bytes, as over a network.
+    ``loopback`` gives each client its own site, and packs every message into bytes, as over a
+    network. [More on clusters](cluster.md).
+    """
+    address: str | None = None
+    """Address of a Ray cluster, ``"auto"`` on one of its machines. The default is ``RAY_ADDRESS``.
+
+    Without both, a cluster is started on this machine and ends with the run.
     """
     device: Device = "cpu"
     """The device to train on: ``auto`` (the GPU, if there is one), ``cpu``, ``cuda``, ``cuda:1``.
@@ -347,6 +353,12 @@ class EngineSection(_Section):
     """Number of threads with which the server trains and tests its own models.
 
     ``auto`` is one per core, or 1 in a sweep. Another value changes the last bits of results.
+    """
+    shards: Literal["auto"] | PositiveInt = "auto"
+    """Number of parts into which the clients are divided. Stacks and sums do not cross them.
+
+    With ``ray`` each has its own process. ``auto`` is one per core or GPU of the cluster, or 1 with
+    another engine. Another value changes the last bits of results.
     """
     code_folder: str | None = None
     """Folder in which ``package.module:thing`` is looked for first. The default is the recipe's.

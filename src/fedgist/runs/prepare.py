@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedgist.core import random
-from fedgist.core.task import Task
 from fedgist.core.tree import Tree
-from fedgist.engines.client_host import with_layout
 from fedgist.engines.delayed_engine import DelayedEngine, by_chance
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
@@ -20,6 +18,8 @@ from fedgist.engines.worker_pool import default_workers, usable_cores
 from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.evaluation import check_evaluation, scoring_notes
+from fedgist.runs.kernels_of_plans import with_kernels
+from fedgist.runs.ray_engine import ray_engine
 from fedgist.runs.round import start_server
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
@@ -48,10 +48,11 @@ def prepare_run(
     if setup.engine.name != "loopback":  # there every site runs its one client, unstacked
         plans = _plans(world, server, say)
     threads = _server_threads(setup)
-    task = _with_kernels(side.task, plans)
+    task = with_kernels(side.task, plans)
     side = replace(side, task=task, notes=notes, plans=plans, server_threads=threads)
-    world = replace(world, server=side)
-    return world, server, _engine(world, workers)
+    engine, shards = _engine(replace(world, server=side), workers, say)
+    world = replace(world, server=replace(side, shards=shards))
+    return world, server, engine
 
 
 def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, Plan]:
@@ -77,39 +78,44 @@ def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, 
     return plans
 
 
-def _with_kernels(task: Task, plans: Mapping[str, Plan]) -> Task:
-    """Return the task with the kernels of its plans: the server's own models use them, too."""
-    laid_out = {
-        name: with_layout(task.architectures[name], replace(plan, stack=False))
-        for name, plan in plans.items()
-        if plan.kernels
-    }
-    starts = {name: replace(task.starts[name], arch=arch) for name, arch in laid_out.items()}
-    architectures = {**task.architectures, **laid_out}
-    return replace(task, architectures=architectures, starts={**task.starts, **starts})
-
-
 def _server_threads(setup: Setup) -> int:
     chosen = setup.engine.server_threads
     return default_workers(setup.device) if chosen == "auto" else chosen
 
 
-def _engine(world: World, workers: int | None) -> Engine:
-    """Return the engine of a world; ``workers``, if given, replaces the recipe's number."""
+def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tuple[Engine, int]:
+    """Return the engine of a world and its number of shards.
+
+    ``workers``, if given, replaces the recipe's number, and then all clients are on this machine.
+    """
     side, setup = world.server, world.server.setup
-    settings = host_settings(world)
+    settings, section = host_settings(world), setup.engine
     if workers is not None:
         settings = replace(settings, workers=workers)
+    shards = 1 if section.shards == "auto" else section.shards
+    _check_shards(world, shards)
     engine: Engine
-    if setup.engine.name == "loopback":
+    if section.name == "loopback":
         _check_loopback(world)
-        keep = setup.engine.checkpoint_every + 1  # rounds that a resumed server may ask for again
+        keep = section.checkpoint_every + 1  # rounds that a resumed server may ask for again
         engine = LoopbackEngine(side.method, side.task, world.population, settings, keep)
+    elif section.name == "ray" and workers is None:
+        engine, shards = ray_engine(world, settings, say)
     else:
-        engine = LocalEngine(side.method, side.task, world.population, settings, side.plans)
+        parts = side.method, side.task, world.population, settings, side.plans
+        engine = LocalEngine(*parts, shards=shards)
     if setup.clients.delay:
-        return DelayedEngine(engine, by_chance(setup.seed, setup.clients.delay))
-    return engine
+        engine = DelayedEngine(engine, by_chance(setup.seed, setup.clients.delay))
+    return engine, shards
+
+
+def _check_shards(world: World, shards: int) -> None:
+    side = world.server
+    if shards > len(side.clients):
+        held = "all clients' rows as one" if side.method.merges_clients else "so many clients"
+        raise RecipeError(
+            f"engine.shards = {shards}: at most {len(side.clients)}, for there are {held}"
+        )
 
 
 def _check_loopback(world: World) -> None:

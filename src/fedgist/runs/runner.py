@@ -103,7 +103,8 @@ def run(
 def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
     """Return the recipe of a resumed run, which keeps its plans and its method's computation."""
     engine = read_recorded(folder / RECIPE).engine
-    kept = {"engine.plans": engine.plans, "engine.server_threads": engine.server_threads}
+    chosen = ("plans", "server_threads", "shards")
+    kept = {f"engine.{name}": getattr(engine, name) for name in chosen}
     return as_begun(recipe, saved.binding.computes).changed(kept)
 
 

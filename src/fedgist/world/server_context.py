@@ -25,8 +25,9 @@ class ServerContext:
     messages for the user before the first round. ``spending`` is the privacy budget of a private
     run. ``neighbors`` returns each client's neighbors in a round, if clients are peers. ``plans``
     holds the execution plan of each architecture. ``server_threads`` is the number of torch threads
-    for the server's own work. ``data_summary`` names the inputs and the classes in one line.
-    ``client_names`` are the names of the clients, if they have any.
+    for the server's own work. ``shards`` is the number of parts into which clients are divided.
+    ``data_summary`` names the inputs and the classes in one line. ``client_names`` are the names of
+    the clients, if they have any.
     """
 
     setup: Setup
@@ -44,6 +45,7 @@ class ServerContext:
     neighbors: NeighborsByRound = None
     plans: Mapping[str, Plan] = field(default_factory=dict)
     server_threads: int = 1
+    shards: int = 1
 
     @property
     def recipe(self) -> Recipe:
@@ -52,4 +54,5 @@ class ServerContext:
             num_clients=self.num_clients,
             plans=self.plans,
             server_threads=self.server_threads,
+            shards=self.shards,
         )

@@ -1,0 +1,208 @@
+"""Clients on the machines of a Ray cluster, where an actor hosts each shard.
+
+Ray unpickles what reaches its ports, which is code: whoever reaches them and has the cluster's
+token, if it has one, can do all that its user can. See docs/cluster.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import RayError
+from torch import Tensor
+
+from fedgist.core.tree import Tree, map_leaves
+from fedgist.engines.engine import Answer
+from fedgist.engines.sharded_engine import Call, Value
+from fedgist.engines.worker_pool import attempt
+from fedgist.errors import FedgistError, RecipeError, WorkerError, first_line
+
+LOCAL = "local"  # address of a cluster that is started on this machine, and ends with the run
+SILENT_S = 20.0  # seconds of waiting for the actors before the first word about it
+DATA_FOLDER = "FEDGIST_DATA"  # the variable that actors need, too
+Make = Callable[[int], object]  # the host of a shard, by its number
+
+
+class Connection:
+    """The connection of this process to a cluster, or to one that is started on this machine.
+
+    The address is ``address``, or that of the variable ``RAY_ADDRESS``, or else ``local``. If this
+    process is connected already, that cluster is used, and it stays.
+
+    Raises
+    ------
+    RecipeError
+        If no cluster answers at the address.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self.ours = not ray.is_initialized()
+        if not self.ours:
+            return
+        target = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        options: dict[str, Value] = {"include_dashboard": False} if target == LOCAL else {}
+        if DATA_FOLDER in os.environ:
+            options["runtime_env"] = {"env_vars": {DATA_FOLDER: os.environ[DATA_FOLDER]}}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to Ray's makers
+        try:
+            ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            self.close()
+            raise RecipeError(f"engine.address = {target!r}: {first_line(error)}") from error
+
+    def slots(self, device: str) -> int:
+        """Return the number of the cluster's cores, or of its GPUs if ``device`` is one."""
+        resources: dict[str, float] = ray.cluster_resources()
+        return int(resources.get("CPU" if device == "cpu" else "GPU", 0))
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it was started here."""
+        if not self.ours:
+            return
+        ray.shutdown()
+        self.ours = False
+
+
+class RayCluster:
+    """All clients on the machines of a Ray cluster, in one process for each shard.
+
+    The process is an actor, and ``make`` makes the host of a shard there, by its number.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        make: Make,
+        shards: int,
+        device: str = "cpu",
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Prepare the actors. ``say`` is called with words about a long wait for them."""
+        self.connection, self.make, self.shards = connection, make, shards
+        self.device, self.say = device, say
+        self.actors: list[Value] = []
+
+    def start(self) -> None:
+        """Make the hosts, and wait until all are ready.
+
+        Raises
+        ------
+        FedgistError
+            If a host cannot be made.
+        RecipeError
+            If the cluster has no core, or no GPU for a recipe that needs one.
+        """
+        on_cpu, slots = self.device == "cpu", self.connection.slots(self.device)
+        if not slots:
+            kind = "core" if on_cpu else "GPU"
+            raise RecipeError(f"engine.device = {self.device!r}: the Ray cluster has no {kind}")
+        # a shard has a core or GPU of its own, or as many as need be share one
+        share = 1 / -(-self.shards // slots)
+        needs = {"num_cpus": share} if on_cpu else {"num_cpus": 0, "num_gpus": share}
+        actor_type = ray.remote(_Actor).options(**needs)
+        make = ray.put(self.make)  # it crosses once
+        self.actors = [actor_type.remote() for _ in range(self.shards)]
+        begun = [
+            actor.begin.remote(make, number, _versions(), Path.cwd())
+            for number, actor in enumerate(self.actors)
+        ]
+        waiting = begun
+        while waiting:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SILENT_S)
+            if waiting:
+                some = f"{self.shards - len(waiting)} of {self.shards}"
+                self.say(f"waiting for the cluster: {some} shards are ready")
+        self._results(begun)
+
+    def run(self, calls: Sequence[Call]) -> list[Value]:
+        """Call the hosts, all at once; return what they return, in the order of the calls."""
+        sent = {id(down): down for call in calls for down in call.downs}
+        sent = {name: ray.put(_map(_to_array, down)) for name, down in sent.items()}
+        answers = [
+            self.actors[call.shard].call.remote(
+                call.function, _map(_to_array, call.arguments), *(sent[id(d)] for d in call.downs)
+            )
+            for call in calls
+        ]
+        return self._results(answers)
+
+    def close(self) -> None:
+        """End the actors, and leave the cluster."""
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors = []
+        self.connection.close()
+
+    def _results(self, answers: Sequence[ray.ObjectRef[tuple[bool, object]]]) -> list[Value]:
+        try:
+            results = ray.get(list(answers))
+        except RayError as error:
+            self.close()
+            raise WorkerError(
+                f"an actor of the Ray cluster died ({first_line(error)}); if memory ran out, lower "
+                "engine.shards or engine.cohort_size"
+            ) from error
+        for good, value in results:
+            if not good:
+                self.close()
+                raise value if isinstance(value, FedgistError) else WorkerError(value)
+        return [_map(_to_tensor, value) for _, value in results]
+
+
+class _Actor:
+    """One process of the cluster, with the host of a shard. Every answer says whether it is one."""
+
+    def __init__(self) -> None:
+        self.host: Value = None
+
+    def begin(
+        self, make: Make, number: int, versions: dict[str, str], folder: Path
+    ) -> tuple[bool, object]:
+        """Make the host, where relative paths start at the same folder, if it is here, too."""
+        if (here := _versions()) != versions:
+            return False, WorkerError(f"{platform.node()} has {here}, the driver has {versions}")
+        if folder.is_dir():
+            os.chdir(folder)
+        good, made = attempt(make, number)
+        self.host = made if good else None
+        return good, None if good else made
+
+    def call(
+        self, function: str, arguments: tuple[object, ...], *downs: Tree
+    ) -> tuple[bool, object]:
+        """Call a function of the host."""
+        values = [*_map(_to_tensor, arguments), *(_map(_to_tensor, down) for down in downs)]
+        good, value = attempt(getattr(self.host, function), *values)
+        return good, _map(_to_array, value)
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("fedgist", "torch", "ray")}
+
+
+def _map(function: Callable[[object], object], value: Value) -> Value:
+    """Apply a function to the tensors or arrays of a value: a tree, an answer, or a tuple."""
+    if not isinstance(value, Answer):
+        return map_leaves(function, value)
+    subtotals = (replace(p, message=map_leaves(function, p.message)) for p in value.subtotals)
+    each = (replace(p, message=map_leaves(function, p.message)) for p in value.each)
+    return replace(value, subtotals=tuple(subtotals), each=tuple(each))
+
+
+def _to_array(value: object) -> object:
+    # Ray shares the memory of arrays, and would pickle tensors
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+
+
+def _to_tensor(value: object) -> object:
+    # a copy: what Ray shares cannot be written to
+    return torch.tensor(value) if isinstance(value, np.ndarray) else value

@@ -1,0 +1,40 @@
+"""The engine of a simulation whose clients are trained on the machines of a Ray cluster."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from fedgist.engines.population import HostSettings
+from fedgist.engines.sharded_engine import ShardedEngine
+from fedgist.errors import RecipeError
+from fedgist.runs.shard_host import HostRecipe, ShardHost
+from fedgist.world.world import World
+
+
+def ray_engine(
+    world: World, settings: HostSettings, say: Callable[[str], None]
+) -> tuple[ShardedEngine, int]:
+    """Connect to the recipe's cluster; return an engine on it, and its number of shards.
+
+    Raises
+    ------
+    RecipeError
+        If Ray is not installed, or no cluster answers.
+    """
+    try:
+        from fedgist.engines.ray_cluster import Connection, RayCluster
+    except ModuleNotFoundError as error:
+        needs = "engine.name = 'ray' needs Ray: pip install 'fedgist[ray]'"
+        raise RecipeError(needs) from error
+    side, section = world.server, world.server.setup.engine
+    connection = Connection(section.address)
+    if section.shards != "auto":
+        shards = section.shards
+    else:
+        shards = max(1, min(connection.slots(side.setup.device), len(side.clients)))
+    source = HostRecipe(side.setup.text, side.setup.given, settings, side.plans, shards)
+    make = functools.partial(ShardHost, source)
+    cluster = RayCluster(connection, make, shards, side.setup.device, say)
+    parts = side.method, side.task, world.population, settings, side.plans
+    return ShardedEngine(*parts, shards=shards, cluster=cluster), shards

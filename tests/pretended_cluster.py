@@ -1,0 +1,43 @@
+"""A cluster in this process: every call and every answer is pickled, so nothing is shared."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from fedgist.engines.sharded_engine import Call, ShardedEngine
+from fedgist.runs.prepare import host_settings
+from fedgist.runs.shard_host import HostRecipe, ShardHost
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
+
+
+class PretendedCluster:
+    def __init__(self, source: HostRecipe) -> None:
+        self.source = source
+        self.hosts: list[ShardHost] = []
+        self.calls: list[Call] = []
+
+    def start(self) -> None:
+        self.hosts = [ShardHost(self.source, number) for number in range(self.source.shards)]
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        self.calls += calls
+        return [self._answer(pickle.loads(pickle.dumps(call))) for call in calls]
+
+    def _answer(self, call: Call) -> Any:
+        answer = getattr(self.hosts[call.shard], call.function)(*call.arguments, *call.downs)
+        return pickle.loads(pickle.dumps(answer))
+
+    def close(self) -> None:
+        self.hosts = []
+
+
+def sharded(small_world: World, plan: Plan, shards: int) -> ShardedEngine:
+    """Return an engine on a pretended cluster, with the same plan for all architectures."""
+    side, settings = small_world.server, host_settings(small_world)
+    plans = dict.fromkeys(side.task.architectures, plan)
+    source = HostRecipe(side.setup.text, side.setup.given, settings, plans, shards)
+    parts = side.method, side.task, small_world.population, settings, plans
+    return ShardedEngine(*parts, shards=shards, cluster=PretendedCluster(source))
