@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
+from fedgist.engines.population import HostSettings
 from fedgist.engines.sharded_engine import Call, ShardedEngine
+from fedgist.runs import prepare
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.shard_host import HostRecipe, ShardHost
 from fedgist.training.stacking_plan import Plan
@@ -32,6 +36,25 @@ class PretendedCluster:
 
     def close(self) -> None:
         self.hosts = []
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> list[PretendedCluster]:
+    """Let runs with engine.name = "ray" have pretended clusters; return these."""
+    clusters: list[PretendedCluster] = []
+
+    def engine(
+        world: World, settings: HostSettings, say: Callable[[str], None]
+    ) -> tuple[ShardedEngine, int]:
+        del say
+        side, chosen = world.server, world.server.setup.engine.shards
+        shards = 2 if chosen == "auto" else chosen
+        source = HostRecipe(side.setup.text, side.setup.given, settings, side.plans, shards)
+        clusters.append(PretendedCluster(source))
+        parts = side.method, side.task, world.population, settings, side.plans
+        return ShardedEngine(*parts, shards=shards, cluster=clusters[-1]), shards
+
+    monkeypatch.setattr(prepare, "ray_engine", engine)
+    return clusters
 
 
 def sharded(small_world: World, plan: Plan, shards: int) -> ShardedEngine:

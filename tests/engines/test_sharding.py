@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import fedgist
+from fedgist.api.result import Result
 from fedgist.core.method import ClientInfo, Order
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.sharded_engine import ShardedEngine
 from fedgist.engines.sharding import divided, merged, row_shards, shard_of
-from fedgist.errors import RecipeError
+from fedgist.errors import CheckpointError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
+from fedgist.runs.checkpoint import load
 from fedgist.runs.prepare import host_settings, prepare_run
-from fedgist.testing.small_worlds import PAIRS, Trace, blobs, federation, law_world, trace, world
+from fedgist.runs.runner import load_run
+from fedgist.runs.shard_host import ShardHost
+from fedgist.testing.small_worlds import PAIRS, Trace, federation, law_world, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
-from pretended_cluster import PretendedCluster, sharded
+from pretended_cluster import PretendedCluster, pretend, sharded
 
 PRIVATE = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "noise": "seed"}
 
@@ -142,28 +146,103 @@ def test_a_clients_state_is_that_of_the_local_engine() -> None:
     assert all(torch.equal(read[1][name], array) for name, array in read[0].items())
 
 
-def test_a_resumed_run_keeps_its_shards(tmp_path: Path) -> None:
-    data = blobs()
-    recipe: dict[str, Any] = {
+def recipe(rounds: int = 2, **engine: Any) -> dict[str, Any]:
+    """Return a recipe whose clients keep their bodies, and whose best round is kept."""
+    return {
         "clients": {"num_clients": 5},
         "partition": {"name": "iid"},
+        "data": {"validation": 0.3, "train_rows": 60},
         "method": {"name": "fedproto"},
-        "train": {"num_rounds": 2, "batch_size": 4},
+        "train": {"num_rounds": rounds, "batch_size": 4, "lr": 0.01},
         "model": {"name": "mlp", "hidden": [5]},
-        "engine": {"workers": 1, "shards": 3, "checkpoint_every": 1},
+        "evaluate": {"keep": "best_validation"},
+        "engine": {"workers": 1, "checkpoint_every": 1} | engine,
     }
-    rows = (data.x.numpy(), np.asarray(data.y), data.x_test.numpy(), np.asarray(data.y_test))
-    whole = fedgist.run(recipe | {"train": {"num_rounds": 3, "batch_size": 4}}, data=rows)
-    fedgist.run(recipe, data=rows, out=tmp_path / "run")
-    later = recipe | {"engine": {"workers": 1}}
-    resumed = fedgist.run(later, data=rows, out=tmp_path / "run", resume=True, rounds=3)
-    kept = resumed.federation.checkpoint()
+
+
+def arrays_of(result: Result) -> dict[str, Tensor]:
+    return result.federation.checkpoint().arrays()
+
+
+def run(out: Path | None = None, rounds: int = 2, *, resume: bool = False, **engine: Any) -> Result:
+    raised = rounds if resume else None
+    return fedgist.run(
+        recipe(2 if resume else rounds, **engine), out=out, resume=resume, rounds=raised
+    )
+
+
+def test_a_resumed_run_keeps_its_shards(tmp_path: Path) -> None:
+    whole = run(rounds=3, shards=3)
+    run(tmp_path, shards=3)
+    resumed = run(tmp_path, 3, resume=True)
     assert resumed.federation.side.shards == 3
-    for name, array in whole.federation.checkpoint().arrays().items():
-        assert torch.equal(kept.arrays()[name], array), name
+    assert_equal(arrays_of(resumed), arrays_of(whole))
+
+
+def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], array) for name, array in second.items())
+
+
+@pytest.mark.filterwarnings("ignore:the cluster's machines do not share")
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_cluster_saves_its_state_in_parts_and_goes_on_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+) -> None:
+    clusters = pretend(monkeypatch)
+    if not shared:
+        monkeypatch.setattr(ShardHost, "reads", lambda *_: False)
+    whole = run(rounds=4, shards=2)
+    run(tmp_path, name="ray")
+    parts = sorted((tmp_path / "checkpoint").glob("clients-*"))
+    assert len(parts) in ({2, 4} if shared else {0})  # with those of the best round
+    assert not list((tmp_path / "checkpoint").glob("token*"))
+    notes = json.loads((tmp_path / "result.json").read_text("utf-8"))["notes"]
+    assert any("do not share" in note for note in notes) != shared
+    resumed = run(tmp_path, 3, resume=True, name="ray")
+    assert {call.function for call in clusters[-1].calls} >= {
+        "restore_part" if shared else "restore"
+    }
+    again = run(tmp_path, 4, resume=True)  # on one machine
+    assert_equal(load_run(tmp_path)[0].checkpoint().arrays(), arrays_of(again))
+    assert_equal(arrays_of(again), arrays_of(whole))
+    scores = [[line["eval/client/loss_mean"] for line in r.rounds] for r in (resumed, whole)]
+    assert scores[0] == scores[1][:3]
+    saved = load(tmp_path)
+    assert saved is not None
+    assert saved.best is not None
+    assert saved.parts is None
+    left = {path.name for path in (tmp_path / "checkpoint").glob("clients-*")}
+    assert left == set(saved.best.parts.files if saved.best.parts else ())
+
+
+def test_a_part_that_is_missing_or_changed_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)
+    run(tmp_path, name="ray")
+    part = min((tmp_path / "checkpoint").glob("clients-1-*"))
+    blob = part.read_bytes()
+    part.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=f"{part.name} is damaged"):
+        run(tmp_path, 3, resume=True, name="ray")
+    part.unlink()
+    with pytest.raises(CheckpointError, match=rf"{part.name} cannot be read"):
+        load_run(tmp_path)
+    part.write_bytes(blob)
+    run(tmp_path, 3, resume=True, name="ray")
+
+
+def test_a_run_that_is_replaced_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)
+    run(tmp_path, name="ray")
+    fedgist.run(recipe(), out=tmp_path, overwrite=True)
+    assert not list((tmp_path / "checkpoint").glob("clients-*"))
 
 
 def test_more_shards_than_clients_are_an_error() -> None:
-    recipe = make({"clients": {"num_clients": 4}, "engine": {"shards": 5, "workers": 1}})
+    few = make({"clients": {"num_clients": 4}, "engine": {"shards": 5, "workers": 1}})
     with pytest.raises(RecipeError, match=r"engine\.shards = 5: at most 4, for there are so many"):
-        prepare_run(resolve(recipe))
+        prepare_run(resolve(few))

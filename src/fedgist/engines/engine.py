@@ -50,6 +50,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -75,6 +76,7 @@ __all__ = [
     "Scores",
     "Simulation",
     "Split",
+    "SpreadSimulation",
     "TrainingLoss",
     "collect",
     "metrics_of",
@@ -185,6 +187,24 @@ class Simulation(Protocol):
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the clients' state, arrays of any shape by name, from a checkpoint."""
+
+
+@runtime_checkable
+class SpreadSimulation(Protocol):
+    """Access to the state of clients that are hosted in several places, such as a cluster's."""
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of the state of all clients."""
+
+    def shares(self, folder: Path) -> bool:
+        """Return whether all places can read what is written into ``folder`` here."""
+
+    def save_parts(self, folder: Path) -> dict[str, str]:
+        """Let each place write its clients' state into ``folder``; return digests by file name."""
+
+    def restore_parts(self, folder: Path, files: Mapping[str, str]) -> None:
+        """Let each place restore its clients' state from the file that it wrote."""
 
 
 def metrics_of(method: Method, task: Task) -> tuple[Metric, ...]:

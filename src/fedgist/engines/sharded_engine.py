@@ -151,6 +151,12 @@ class ShardedEngine:
         parts = divided(arrays, self.host.population.clients, self.shards)
         self._run("restore", [(s, (), (part,)) for s, part in enumerate(parts)])
 
+    @property
+    def state_bytes(self) -> int:
+        """The size of the state of all clients."""
+        stores = self.host.stores.values()
+        return sum(array.nbytes for store in stores for array in store.arrays.values())
+
     def shares(self, folder: Path) -> bool:
         """Return whether every host can read what is written into ``folder`` here."""
         token, word = folder / f"token-{os.getpid()}", secrets.token_hex(16)

@@ -1,5 +1,8 @@
 """Checkpoints: everything a run needs to resume, in one file that is replaced as a whole.
 
+If the clients are on several machines that share the run's folder, these write the clients' state
+into further files, which the checkpoint names.
+
 A checkpoint is bound to the inputs of its run. It holds the recipe, digests of the data and of the
 record's lines up to the checkpoint's round, and a digest of itself. A run resumes only if none of
 these changed; otherwise an error names the difference.
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ from fedgist.runs.corrections import FIRST
 from fedgist.runs.digests import of_arrays, of_text
 from fedgist.runs.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
 from fedgist.runs.sealing import HEADER_KEY, SEAL, WHOLE, sealed
+from fedgist.runs.state_parts import Parts, remove_parts
 
+PARTS, BEST_PARTS = "parts", "best_parts"  # files of the clients' state, by name
 _HINT = "put the file back from a copy, or start the run again with --overwrite"
 _BROKEN = (
     *BROKEN,
@@ -72,8 +77,9 @@ class Binding:
 class Checkpoint:
     """The state after ``round``: the server's arrays and the clients', by name.
 
-    ``best`` is the state after the best round so far, if the run keeps that round's models.
-    ``under_way`` is the finished part of the next round, if the run stopped between two stages.
+    ``parts`` are the files of the clients' state, if it is not in ``clients``. ``best`` is the
+    state after the best round so far, if the run keeps that round's models. ``under_way`` is the
+    finished part of the next round, if the run stopped between two stages.
     """
 
     round: int
@@ -82,6 +88,7 @@ class Checkpoint:
     best: Checkpoint | None = None
     binding: Binding = Binding()
     under_way: Line | None = None
+    parts: Parts | None = None
 
     def arrays(self) -> dict[str, Tensor]:
         """Return all arrays, of any shape by name, those of the best round below ``best/``."""
@@ -94,7 +101,7 @@ class Checkpoint:
         server, clients = (
             {k: v.clone() for k, v in arrays.items()} for arrays in (self.server, self.clients)
         )
-        return Checkpoint(self.round, server, clients, under_way=self.under_way)
+        return replace(self, server=server, clients=clients, best=None, binding=Binding())
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -102,10 +109,15 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     arrays = on_cpu(checkpoint.arrays())
     rounds = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
     now = {"under_way": checkpoint.under_way, FORMAT_KEY: FORMAT}
+    files_of = {PARTS: checkpoint.parts, BEST_PARTS: checkpoint.best and checkpoint.best.parts}
+    now |= {key: dict(parts.files) for key, parts in files_of.items() if parts}
     # sealed by itself, too: whoever reads it alone need not read the arrays
     entry = sealed(rounds | now | asdict(checkpoint.binding))
     entry[WHOLE] = _digest(entry, arrays)
     files.write(folder / STATE, as_bytes(HEADER_KEY, json.dumps(entry), arrays))
+    remove_parts(
+        folder / STATE.parent, [n for parts in files_of.values() if parts for n in parts.files]
+    )
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -119,6 +131,7 @@ def load(folder: Path) -> Checkpoint | None:
         whole = digest == _digest(entry, arrays)
         entry = {key: v for key, v in entry.items() if key not in {FORMAT_KEY, SEAL}}
         number, best, now = (entry.pop(k, None) for k in ("round", "best", "under_way"))
+        parts, best_parts = (_parts(folder, entry.pop(k, {})) for k in (PARTS, BEST_PARTS))
         whole = whole and is_round(number) and (best is None or is_round(best))
         raised, forgotten = (tuple(map(tuple, entry.pop(k, ()))) for k in ("raised", "forgotten"))
         binding = Binding(**entry, raised=raised, forgotten=forgotten)
@@ -136,8 +149,15 @@ def load(folder: Path) -> Checkpoint | None:
 
     kept = None
     if best is not None:
-        kept = Checkpoint(best, under("best/server/"), under("best/clients/"))
-    return Checkpoint(number, under("server/"), under("clients/"), kept, binding, now)
+        arrays_of = under("best/server/"), under("best/clients/")
+        kept = Checkpoint(best, *arrays_of, parts=best_parts)
+    return Checkpoint(number, under("server/"), under("clients/"), kept, binding, now, parts)
+
+
+def _parts(folder: Path, digests: Mapping[str, str]) -> Parts | None:
+    if any(Path(name).name != name for name in digests):
+        raise ValueError("a file of the clients' state is in another folder")
+    return Parts(folder / STATE.parent, digests) if digests else None
 
 
 def _is_sound(binding: Binding) -> bool:

@@ -9,16 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.replies import Asked, Subtotal, gather
 from fedgist.core.tree import Tree, added_later, build, named
-from fedgist.engines.engine import EVALUATE, Answer, Engine, Simulation, Split
+from fedgist.engines.engine import (
+    EVALUATE,
+    Answer,
+    Engine,
+    Simulation,
+    Split,
+    SpreadSimulation,
+)
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
+from fedgist.engines.sharding import merged
 from fedgist.errors import TooFewRepliesError
 from fedgist.runs import evaluation
 from fedgist.runs.central_privacy import add_central_noise, hides_absence
@@ -27,6 +38,7 @@ from fedgist.runs.columns import EPSILON
 from fedgist.runs.record import Line
 from fedgist.runs.releases import Releases
 from fedgist.runs.round_record import PartialRound, PausedError, RoundRecord, edges_of, under_way
+from fedgist.runs.state_parts import Parts
 from fedgist.training.client_store import check_alike
 from fedgist.world.server_context import ServerContext
 
@@ -64,7 +76,8 @@ class Federation:
     peer to peer in the last round. ``under_way`` is a round that stopped between two stages.
     ``probe`` trains probes on features of the models, and returns their columns and clients' lines.
     ``last_downloads`` holds the last download of each architecture, if the server is gone: then the
-    models of a site are completed with these.
+    models of a site are completed with these. ``parts_folder`` is where the machines of a cluster
+    write their clients' state, if they share it.
     """
 
     side: ServerContext
@@ -77,6 +90,7 @@ class Federation:
     under_way: PartialRound | None = None
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None
     last_downloads: Mapping[str, Tree] | None = None
+    parts_folder: Path | None = None
 
     @property
     def method(self) -> Method:
@@ -331,11 +345,17 @@ class Federation:
 
     def checkpoint(self) -> Checkpoint:
         """Return everything needed to resume; clients' state only if clients are simulated."""
-        clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
+        clients: Mapping[str, Tensor] = {}
+        parts = None
+        if self.parts_folder and isinstance(self.engine, SpreadSimulation):
+            parts = Parts(self.parts_folder, self.engine.save_parts(self.parts_folder))
+        elif isinstance(self.engine, Simulation):
+            clients = self.engine.state()
         done, now = self.round, None
         if self.under_way is not None:
             done, now = self.under_way.record.number - 1, self.under_way.plain()
-        return Checkpoint(done, named(self.server), clients, self.best, under_way=now)
+        server = named(self.server)
+        return Checkpoint(done, server, clients, self.best, under_way=now, parts=parts)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Replace the current state by a checkpoint's."""
@@ -344,12 +364,21 @@ class Federation:
             saved = added_later(start_server(self.side)) | saved
         check_alike(saved, named(self.server), "the server's state")
         if isinstance(self.engine, Simulation):
-            self.engine.restore(checkpoint.clients)
+            self._restore_clients(self.engine, checkpoint)
         device = self.side.setup.device  # a file's arrays are not on it
         arrays = {name: array.to(device) for name, array in saved.items()}
         self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
         self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None
+
+    def _restore_clients(self, engine: Simulation, checkpoint: Checkpoint) -> None:
+        parts = checkpoint.parts
+        if parts is None:
+            engine.restore(checkpoint.clients)
+        elif parts.folder == self.parts_folder and isinstance(engine, SpreadSimulation):
+            engine.restore_parts(parts.folder, parts.files)
+        else:
+            engine.restore(merged(parts.read(), self.side.clients))
 
     def forget(self, client: int) -> None:
         """Drop the messages of one client that the server keeps."""

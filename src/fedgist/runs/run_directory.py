@@ -22,6 +22,7 @@ from fedgist.runs.record import (
     read_lines,
 )
 from fedgist.runs.sealing import features_in
+from fedgist.runs.state_parts import remove_parts
 
 OF_A_RUN = (
     *(str(STATE), str(RELEASES), *LINES),
@@ -118,3 +119,4 @@ def clear(folder: Path) -> None:
     """Remove the files of an earlier run."""
     for name in (*OF_A_RUN, *features_in(folder)):
         (folder / name).unlink(missing_ok=True)
+    remove_parts(folder / STATE.parent)

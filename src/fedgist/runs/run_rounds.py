@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.tree import Tree
-from fedgist.engines.engine import Engine, metrics_of
+from fedgist.data.sources.file_sizes import in_words
+from fedgist.engines.engine import Engine, SpreadSimulation, metrics_of
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.best_round import selection_notes, selection_of
@@ -113,12 +114,9 @@ def run_server(
         try:
             state = start_server(side) if state is None else state
             federation = Federation(side, engine, state, releases=releases, probe=probe)
-            if place.saved:
-                federation.restore(place.saved)
-            if callable(start := getattr(engine, "start", None)):
-                start()  # workers are forked before anything else starts a thread
+            costs = _begin(federation, place)
             observer.began(side, str(place.folder or ""), federation.round)
-            notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding)]
+            notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding), *costs]
             _show_notes(observer, notes)
             switch = stop or threading.Event()
             _do_rounds(federation, record, observer, binding, save_features, switch)
@@ -152,6 +150,27 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
     before, done = (saved.binding.again, saved.round) if saved else (0, -1)
     later = sum(line["round"] > done for line in lines)
     return Releases(place.folder, again=before + 1 + later)
+
+
+def _begin(federation: Federation, place: Place) -> list[str]:
+    """Start the engine with the saved state, if any; return notes on what checkpoints will cost."""
+    engine, notes = federation.engine, []
+    if place.folder and isinstance(engine, SpreadSimulation) and engine.state_bytes:
+        folder = place.folder / STATE.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if engine.shares(folder):
+            federation.parts_folder = folder
+        else:
+            size = in_words(engine.state_bytes)
+            notes.append(
+                f"the cluster's machines do not share {folder}: at each checkpoint the clients' "
+                f"state, {size}, is sent to this process, which keeps it in memory"
+            )
+    if place.saved:
+        federation.restore(place.saved)
+    if callable(start := getattr(engine, "start", None)):
+        start()  # workers are forked before anything else starts a thread
+    return notes
 
 
 def _spent_budget_notes(federation: Federation) -> list[str]:
