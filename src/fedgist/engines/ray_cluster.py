@@ -108,7 +108,7 @@ class RayCluster:
         # a shard has a core or GPU of its own, or as many as need be share one
         share = 1 / -(-self.shards // slots)
         needs = {"num_cpus": share} if on_cpu else {"num_cpus": 0, "num_gpus": share}
-        actor_type = ray.remote(_Actor).options(**needs)
+        actor_type = ray.remote(ShardActor).options(**needs)
         make = ray.put(self.make)  # it crosses once
         self.actors = [actor_type.remote() for _ in range(self.shards)]
         begun = [
@@ -158,7 +158,7 @@ class RayCluster:
         return [_map(_to_tensor, value) for _, value in results]
 
 
-class _Actor:
+class ShardActor:
     """One process of the cluster, with the host of a shard. Every answer says whether it is one."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from fedgist.core.tree import Tree
 from fedgist.data.sources.file_sizes import in_words
 from fedgist.engines.engine import Engine, SpreadSimulation, metrics_of
-from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
+from fedgist.errors import DiskFullError, RecipeError, Stopped, WorkerError, resume_command
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
@@ -190,13 +190,16 @@ def _spent_budget_notes(federation: Federation) -> list[str]:
 
 @contextlib.contextmanager
 def _naming_resume_command(folder: Path | None) -> Iterator[None]:
-    """If the disk is full and a checkpoint exists, name the command that resumes the run."""
+    """If the disk is full or a worker died, and a checkpoint exists, name the command to resume."""
     try:
         yield
-    except DiskFullError as full:
-        if folder and (folder / STATE).exists():
-            raise DiskFullError(full.reason, resume_command(folder)) from full
-        raise
+    except (DiskFullError, WorkerError) as error:
+        if folder is None or not (folder / STATE).exists():
+            raise
+        command = resume_command(folder)
+        if isinstance(error, DiskFullError):
+            raise DiskFullError(error.reason, command) from error
+        raise WorkerError(f"{str(error).rstrip()}; go on with: {command}") from error
 
 
 def start_notes(side: ServerContext) -> list[str]:

@@ -1,0 +1,236 @@
+"""Runs on a Ray cluster of two nodes with one core each, on this machine, and their faults."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+from commands import Command, fedgist, wait_until
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.ray_cluster import Connection, RayCluster
+from fedgist.engines.sharded_engine import ShardedEngine
+from fedgist.errors import DataError, WorkerError
+from fedgist.methods import METHODS
+from fedgist.runs.checkpoint import load
+from fedgist.runs.prepare import host_settings
+from fedgist.runs.shard_host import HostRecipe, ShardHost
+from fedgist.testing.small_worlds import PAIRS, law_world, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
+
+pytestmark = [pytest.mark.environment, pytest.mark.slow]
+
+PRIVATE = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "noise": "seed"}
+
+
+class Nodes:
+    """Two nodes: a head, which stays, and a second one, which can be killed."""
+
+    def __init__(self) -> None:
+        one_core = {"num_cpus": 1, "object_store_memory": 200 << 20}
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={**one_core, "include_dashboard": False}
+        )
+        self.second = self.cluster.add_node(**one_core)
+        self.address: str = self.cluster.address
+
+    def actors(self) -> list[psutil.Process]:
+        raylets = [
+            node.all_processes["raylet"][0].process.pid for node in self.cluster.list_all_nodes()
+        ]
+        children = [child for pid in raylets for child in psutil.Process(pid).children()]
+        return [child for child in children if "ShardActor" in "".join(child.cmdline())]
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    begun = Nodes()
+    yield begun
+    begun.cluster.shutdown()
+
+
+def on_ray(small_world: World, plan: Plan, address: str, shards: int) -> ShardedEngine:
+    side, settings = small_world.server, host_settings(small_world)
+    plans = dict.fromkeys(side.task.architectures, plan)
+    source = HostRecipe(side.setup.text, side.setup.given, settings, plans, shards)
+    cluster = RayCluster(Connection(address), functools.partial(ShardHost, source), shards)
+    parts = side.method, side.task, small_world.population, settings, plans
+    return ShardedEngine(*parts, shards=shards, cluster=cluster)
+
+
+def here(small_world: World, plan: Plan, shards: int) -> LocalEngine:
+    side, settings = small_world.server, host_settings(small_world)
+    plans = dict.fromkeys(side.task.architectures, plan)
+    parts = side.method, side.task, small_world.population, settings, plans
+    return LocalEngine(*parts, shards=shards)
+
+
+@pytest.mark.parametrize(
+    "method", ["fedlog", "fedavg", "repshare", "merged_codist", "flesd", "private"]
+)
+def test_a_cluster_has_the_bits_of_as_many_shards_here(method: str, nodes: Nodes) -> None:
+    small_world = (
+        world("fedlog", privacy=PRIVATE) if method == "private" else law_world(METHODS[method]())
+    )
+    remote = trace(
+        small_world,
+        PAIRS,
+        make_engine=functools.partial(on_ray, address=nodes.address, shards=2),
+    )
+    local = trace(small_world, PAIRS, make_engine=functools.partial(here, shards=2))
+    whole = trace(small_world, PAIRS)
+    assert remote.rounds == local.rounds
+    assert remote.clients == local.clients
+    for name, array in local.state.items():
+        assert torch.equal(remote.state[name], array), name
+        torch.testing.assert_close(array, whole.state[name], rtol=1e-3, atol=1e-4)
+
+
+def recipe(nodes: Nodes, rounds: int) -> list[str]:
+    settings = {
+        "engine.name": "ray",
+        "engine.address": nodes.address,
+        "engine.shards": 2,
+        "engine.cohort_size": 5,
+        "engine.checkpoint_every": 3,
+        "engine.server_threads": 1,
+        "train.num_rounds": rounds,
+        "method.name": "fedper",
+    }
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "rounds.jsonl"
+    text = path.read_text("utf-8") if path.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+@pytest.fixture(scope="session")
+def whole(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never interrupted, on one machine."""
+    folder = tmp_path_factory.mktemp("whole")
+    words = [*recipe(nodes, 40), "--set", "engine.name=local"]
+    fedgist("run", "demo", *words, "--out", "run", cwd=folder)
+    return folder / "run"
+
+
+def begun(nodes: Nodes, tmp_path: Path) -> Command:
+    """Return a run with rounds done, and a checkpoint."""
+    command = Command(["run", "demo", *recipe(nodes, 40), "--out", "run"], tmp_path)
+    wait_until(lambda: len(rounds_of(tmp_path / "run")) >= 4 or not command.runs)
+    assert command.runs, command.end()
+    return command
+
+
+def assert_resumed(tmp_path: Path, whole: Path) -> None:
+    done = fedgist("run", "--resume", "run", cwd=tmp_path)
+    assert "round 40/40" in done.stdout
+    assert rounds_of(tmp_path / "run") == rounds_of(whole)
+    first, second = load(tmp_path / "run"), load(whole)
+    assert first is not None
+    assert second is not None
+    assert all(torch.equal(first.server[name], array) for name, array in second.server.items())
+
+
+def test_an_actor_that_is_killed_ends_the_run_which_goes_on_with_the_same_bits(
+    nodes: Nodes, whole: Path, tmp_path: Path
+) -> None:
+    command = begun(nodes, tmp_path)
+    os.kill(nodes.actors()[-1].pid, signal.SIGKILL)
+    done = command.end()
+    assert done.returncode != 0
+    assert "an actor of the Ray cluster died" in done.stderr
+    assert "go on with: fedgist run --resume run" in done.stderr
+    assert_resumed(tmp_path, whole)
+
+
+def test_a_node_that_is_killed_ends_the_run_which_goes_on_with_one_node_less(
+    nodes: Nodes, whole: Path, tmp_path: Path
+) -> None:
+    command = begun(nodes, tmp_path)
+    nodes.cluster.remove_node(nodes.second, allow_graceful=False)
+    try:
+        done = command.end()
+        assert done.returncode != 0
+        assert "go on with: fedgist run --resume run" in done.stderr
+        assert_resumed(tmp_path, whole)  # two shards, one core
+    finally:
+        nodes.second = nodes.cluster.add_node(num_cpus=1, object_store_memory=200 << 20)
+
+
+def test_a_driver_that_is_killed_leaves_no_actor_and_goes_on(
+    nodes: Nodes, whole: Path, tmp_path: Path
+) -> None:
+    command = begun(nodes, tmp_path)
+    command.signal(signal.SIGKILL)
+    command.end()
+    wait_until(lambda: not nodes.actors())
+    assert_resumed(tmp_path, whole)
+
+
+def test_ctrl_c_saves_the_round_and_leaves_no_actor(
+    nodes: Nodes, whole: Path, tmp_path: Path
+) -> None:
+    command = begun(nodes, tmp_path)
+    command.signal(signal.SIGINT)
+    done = command.end()
+    assert "resume with: fedgist run --resume run" in done.stderr + done.stdout
+    wait_until(lambda: not nodes.actors())
+    assert_resumed(tmp_path, whole)
+
+
+def test_a_cluster_on_this_machine_begins_and_ends_with_the_run(tmp_path: Path) -> None:
+    command = Command(
+        ["run", "demo", "--set", "engine.name=ray", "--set", "train.num_rounds=2", "--out", "run"],
+        tmp_path,
+    )
+    wait_until(lambda: bool(rounds_of(tmp_path / "run")) or not command.runs)
+    processes = command.workers()
+    done = command.end()
+    assert done.returncode == 0, done
+    assert "round 2/2" in done.stdout
+    wait_until(lambda: not any(process.is_running() for process in processes))
+    with pytest.raises(KeyError, match="RAY_USAGE"):
+        os.environ["RAY_USAGE_STATS_ENABLED"]
+
+
+def test_an_address_without_a_cluster_is_an_error(tmp_path: Path) -> None:
+    words = ["--set", "engine.name=ray", "--set", "engine.address=127.0.0.1:1"]
+    done = fedgist("run", "demo", *words, "--out", "run", cwd=tmp_path, code=2)
+    assert "engine.address = '127.0.0.1:1'" in done.stderr
+
+
+def fails(number: int) -> object:
+    if number == 1:
+        raise DataError("row 7 cannot be read")
+    return number
+
+
+def test_a_host_that_cannot_be_made_says_why(nodes: Nodes) -> None:
+    cluster = RayCluster(Connection(nodes.address), fails, 2)
+    with pytest.raises(DataError, match="row 7 cannot be read"):
+        cluster.start()
+    assert not ray.is_initialized()
+
+
+def breaks(number: int) -> object:
+    return 1 // number
+
+
+def test_an_unexpected_error_in_an_actor_is_shown_whole(nodes: Nodes) -> None:
+    cluster = RayCluster(Connection(nodes.address), breaks, 1)
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        cluster.start()
