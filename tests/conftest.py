@@ -1,8 +1,12 @@
 """What many tests need: a small world, and a user's cache of their own."""
 
+from __future__ import annotations
+
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,6 +15,9 @@ from hypothesis import HealthCheck, settings
 import fedgist  # noqa: F401  # once, before doctests import its modules a second time
 from fedgist.core.compiled import kernel_library
 from fedgist.engines import worker_pool
+
+if TYPE_CHECKING:
+    from ray_nodes import Nodes
 
 # the same examples in every run, however long one takes on a busy machine
 PATIENT = [HealthCheck.too_slow]
@@ -38,6 +45,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # by all workers
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    """Two nodes of a Ray cluster, which end with the tests of this process."""
+    cluster = importlib.import_module("ray_nodes").Nodes()  # Ray takes half a second
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,12 @@ import functools
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import torch
-from ray.cluster_utils import Cluster
 
 from commands import Command, fedgist, wait_until
 from fedgist.engines.local_engine import LocalEngine
@@ -28,36 +25,11 @@ from fedgist.runs.shard_host import HostRecipe, ShardHost
 from fedgist.testing.small_worlds import PAIRS, law_world, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
+from ray_nodes import Nodes
 
 pytestmark = [pytest.mark.environment, pytest.mark.slow]
 
 PRIVATE = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "noise": "seed"}
-
-
-class Nodes:
-    """Two nodes: a head, which stays, and a second one, which can be killed."""
-
-    def __init__(self) -> None:
-        one_core = {"num_cpus": 1, "object_store_memory": 200 << 20}
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={**one_core, "include_dashboard": False}
-        )
-        self.second = self.cluster.add_node(**one_core)
-        self.address: str = self.cluster.address
-
-    def actors(self) -> list[psutil.Process]:
-        raylets = [
-            node.all_processes["raylet"][0].process.pid for node in self.cluster.list_all_nodes()
-        ]
-        children = [child for pid in raylets for child in psutil.Process(pid).children()]
-        return [child for child in children if "ShardActor" in "".join(child.cmdline())]
-
-
-@pytest.fixture(scope="session")
-def nodes() -> Iterator[Nodes]:
-    begun = Nodes()
-    yield begun
-    begun.cluster.shutdown()
 
 
 def on_ray(small_world: World, plan: Plan, address: str, shards: int) -> ShardedEngine:
@@ -168,7 +140,7 @@ def test_a_node_that_is_killed_ends_the_run_which_goes_on_with_one_node_less(
         assert "go on with: fedgist run --resume run" in done.stderr
         assert_resumed(tmp_path, whole)  # two shards, one core
     finally:
-        nodes.second = nodes.cluster.add_node(num_cpus=1, object_store_memory=200 << 20)
+        nodes.add()
 
 
 def test_a_driver_that_is_killed_leaves_no_actor_and_goes_on(
@@ -203,8 +175,6 @@ def test_a_cluster_on_this_machine_begins_and_ends_with_the_run(tmp_path: Path) 
     assert done.returncode == 0, done
     assert "round 2/2" in done.stdout
     wait_until(lambda: not any(process.is_running() for process in processes))
-    with pytest.raises(KeyError, match="RAY_USAGE"):
-        os.environ["RAY_USAGE_STATS_ENABLED"]
 
 
 def test_an_address_without_a_cluster_is_an_error(tmp_path: Path) -> None:
@@ -213,24 +183,32 @@ def test_an_address_without_a_cluster_is_an_error(tmp_path: Path) -> None:
     assert "engine.address = '127.0.0.1:1'" in done.stderr
 
 
-def fails(number: int) -> object:
-    if number == 1:
-        raise DataError("row 7 cannot be read")
-    return number
-
-
 def test_a_host_that_cannot_be_made_says_why(nodes: Nodes) -> None:
+    def fails(number: int) -> object:
+        if number == 1:
+            raise DataError("row 7 cannot be read")
+        return number
+
     cluster = RayCluster(Connection(nodes.address), fails, 2)
     with pytest.raises(DataError, match="row 7 cannot be read"):
         cluster.start()
     assert not ray.is_initialized()
 
 
-def breaks(number: int) -> object:
-    return 1 // number
-
-
 def test_an_unexpected_error_in_an_actor_is_shown_whole(nodes: Nodes) -> None:
+    def breaks(number: int) -> object:
+        return 1 // number
+
     cluster = RayCluster(Connection(nodes.address), breaks, 1)
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         cluster.start()
+
+
+def test_what_an_actor_cannot_import_is_named(nodes: Nodes) -> None:
+    cluster = RayCluster(Connection(nodes.address), imported_here_alone, 1)
+    with pytest.raises(WorkerError, match="No module named"):
+        cluster.start()
+
+
+def imported_here_alone(number: int) -> object:
+    return number

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from fedgist.cli.shared_options import same_command
 from fedgist.core.metrics import CHOSEN_METRICS, LOSS, Metric, name_in_columns
-from fedgist.errors import Interrupted, JobsError, printable
+from fedgist.errors import Interrupted, JobsError, RecipeError, one_of, printable
 from fedgist.report.formatting import duration, score_text
 from fedgist.report.terminal import column, console, say, words
 from fedgist.report.tracking.job_tracking import JobTracking
@@ -21,16 +22,46 @@ from fedgist.report.tracking.tracker_names import trackers
 from fedgist.runs.columns import of_main
 from fedgist.runs.record import Line
 from fedgist.studies.archive import Archive
-from fedgist.studies.job import Event, Job, Listener
+from fedgist.studies.job import ENDS, Event, Job, Listener, Places
 
-ENDS = {"done", "stopped", "failed"}
+
+@dataclass(frozen=True)
+class Machines:
+    """Where jobs run, as the options say; without ``at_once``, as many as there is room for."""
+
+    on: str
+    at_once: int | None
+    cores: int
+    gpus: float
+    data_root: Path | None
+
+    def places(self) -> tuple[Places, int]:
+        """Return the places of the jobs, and the number of jobs at once.
+
+        Raises
+        ------
+        InputError
+            If the options contradict each other, or there is no such place.
+        """
+        from fedgist.engines.worker_pool import default_workers
+        from fedgist.studies.job_process import OnThisMachine
+
+        if one_of(self.on, ("local", "ray"), "--on") == "local":
+            if (self.cores, self.gpus) != (1, 0.0):
+                raise RecipeError("--cores and --gpus are for --on ray: here a run has one core")
+            return OnThisMachine(self.data_root), self.at_once or default_workers("cpu")
+        try:
+            from fedgist.studies.ray_jobs import OnRay, Slot
+        except ModuleNotFoundError as error:
+            raise RecipeError("--on ray needs Ray: pip install 'fedgist[ray]'") from error
+        cluster = OnRay(Slot(self.cores, self.gpus), self.data_root)
+        return cluster, self.at_once or cluster.number
 
 
 def do_jobs(
     jobs: Iterable[Job],
     count: int | None,
-    at_once: int | None,
-    data_root: Path | None,
+    machines: Machines,
     *,
     quiet: bool,
     listener: Listener | None = None,
@@ -46,7 +77,6 @@ def do_jobs(
     sends the jobs' rounds to trackers.
     """
     # both load torch, which --help and the check of a recipe do not need
-    from fedgist.engines.worker_pool import default_workers
     from fedgist.studies.jobs import fault_of, is_done, run_jobs
 
     failed: dict[str, str] = {}
@@ -68,8 +98,8 @@ def do_jobs(
             return listener(job, event) if listener else False
 
         try:
-            number = at_once or default_workers("cpu")
-            run_jobs(jobs, number, on_event, data_root, archive, rerun=rerun)
+            places, number = machines.places()
+            run_jobs(jobs, number, on_event, places, archive, rerun=rerun)
         except Interrupted:
             raise Interrupted(
                 f"stopped; what was running is saved; go on with: {same_command()}"

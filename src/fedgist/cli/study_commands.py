@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Group
 
-from fedgist.cli.job_progress import do_jobs, live_sender, raise_failures
+from fedgist.cli.job_progress import Machines, do_jobs, live_sender, raise_failures
 from fedgist.cli.recipe_files import find_recipe, find_space, find_table
 from fedgist.cli.result_commands import Reference, TargetOption
 from fedgist.cli.shared_options import (
@@ -68,6 +68,18 @@ ArchiveFolder = Annotated[
     ),
 ]
 
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        help="local (this machine) or ray (the cluster of RAY_ADDRESS; docs/cluster.md).",
+    ),
+]
+Cores = Annotated[int, typer.Option(min=1, help="With --on ray: cores of each run.")]
+Gpus = Annotated[
+    float, typer.Option(min=0.0, help="With --on ray: GPUs of each run; 0.5 lets two share one.")
+]
+
 Rerun = Annotated[
     bool,
     typer.Option(
@@ -110,6 +122,9 @@ def sweep(
     reference: Reference = None,
     target_accuracy: TargetOption = None,
     data_root: DataRoot = None,
+    on: On = "local",
+    cores: Cores = 1,
+    gpus: Gpus = 0.0,
     archive: ArchiveFolder = None,
     rerun: Rerun = False,
     quiet: QuietOption = False,
@@ -132,9 +147,8 @@ def sweep(
         for note in notes_on([job.recipe for job in todo]):
             say(note, error=True)
     kept = Archive(archive, out, same_runs()) if archive else None
-    failed = do_jobs(
-        todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun, live=live
-    )
+    machines = Machines(on, jobs, cores, gpus, data_root)
+    failed = do_jobs(todo, len(todo), machines, quiet=quiet, archive=kept, rerun=rerun, live=live)
     raise_failures(failed, at_least=len(todo))
     goal = None if target_accuracy is None else target_accuracy / 100
     runs = run_reader.find(_places(todo, kept))
@@ -164,6 +178,9 @@ def tune(
     jobs: AtOnce = None,
     track: TrackOption = None,
     data_root: DataRoot = None,
+    on: On = "local",
+    cores: Cores = 1,
+    gpus: Gpus = 0.0,
     quiet: QuietOption = False,
 ) -> None:
     """Search hyper-parameters with Optuna on validation data only; bad trials are stopped early.
@@ -187,8 +204,7 @@ def tune(
         failed = do_jobs(
             tuner.jobs(trials),
             None,
-            jobs,
-            data_root,
+            Machines(on, jobs, cores, gpus, data_root),
             quiet=quiet,
             listener=tuner.listen,
             metric=tuner.column,
@@ -280,6 +296,9 @@ def reproduce(
         str, typer.Option("--format", help="terminal, markdown or latex.")
     ] = "terminal",
     data_root: DataRoot = None,
+    on: On = "local",
+    cores: Cores = 1,
+    gpus: Gpus = 0.0,
     archive: ArchiveFolder = None,
     rerun: Rerun = False,
     quiet: QuietOption = False,
@@ -312,9 +331,8 @@ def reproduce(
     if not quiet:
         _say_budgets(todo)
     kept = Archive(archive, out, same_runs()) if archive else None
-    failed = do_jobs(
-        todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun, live=live
-    )
+    machines = Machines(on, jobs, cores, gpus, data_root)
+    failed = do_jobs(todo, len(todo), machines, quiet=quiet, archive=kept, rerun=rerun, live=live)
     raise_failures(failed, at_least=len(todo))
     studies = _studies_by_column(todo, recipes, parsed.table.reference, kept)
     sheets = side_by_side(studies, recipes, parsed.table.methods, parsed.table.source)

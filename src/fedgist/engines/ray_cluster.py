@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import ray
 import torch
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from fedgist.core.tree import Tree, map_leaves
@@ -27,6 +28,7 @@ from fedgist.engines.worker_pool import attempt
 from fedgist.errors import FedgistError, RecipeError, WorkerError, first_line
 
 LOCAL = "local"  # address of a cluster that is started on this machine, and ends with the run
+PATIENCE_S = 10.0  # for the first answer of a cluster's address
 SILENT_S = 20.0  # seconds of waiting for the actors before the first word about it
 DATA_FOLDER = "FEDGIST_DATA"  # the variable that actors need, too
 Make = Callable[[int], object]  # the host of a shard, by its number
@@ -54,6 +56,7 @@ class Connection:
             options["runtime_env"] = {"env_vars": {DATA_FOLDER: os.environ[DATA_FOLDER]}}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to Ray's makers
         try:
+            _check_reachable(target)
             ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (RayError, OSError, RuntimeError, ValueError) as error:
             self.close()
@@ -70,6 +73,13 @@ class Connection:
             return
         ray.shutdown()
         self.ours = False
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing answers at ``host:port``: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S).close()
 
 
 class RayCluster:
@@ -101,27 +111,38 @@ class RayCluster:
         RecipeError
             If the cluster has no core, or no GPU for a recipe that needs one.
         """
-        on_cpu, slots = self.device == "cpu", self.connection.slots(self.device)
-        if not slots:
-            kind = "core" if on_cpu else "GPU"
-            raise RecipeError(f"engine.device = {self.device!r}: the Ray cluster has no {kind}")
-        # a shard has a core or GPU of its own, or as many as need be share one
-        share = 1 / -(-self.shards // slots)
-        needs = {"num_cpus": share} if on_cpu else {"num_cpus": 0, "num_gpus": share}
-        actor_type = ray.remote(ShardActor).options(**needs)
         make = ray.put(self.make)  # it crosses once
-        self.actors = [actor_type.remote() for _ in range(self.shards)]
-        begun = [
-            actor.begin.remote(make, number, _versions(), Path.cwd())
-            for number, actor in enumerate(self.actors)
-        ]
-        waiting = begun
+        slots = self._slots()
+        answers = waiting = self._begin(make, slots)
         while waiting:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SILENT_S)
-            if waiting:
-                some = f"{self.shards - len(waiting)} of {self.shards}"
-                self.say(f"waiting for the cluster: {some} shards are ready")
-        self._results(begun)
+            if waiting and self._slots() < slots:  # a node has gone, and took cores with it
+                self._kill()
+                slots = self._slots()
+                answers = waiting = self._begin(make, slots)
+            elif waiting:
+                ready = self.shards - len(waiting)
+                self.say(f"waiting for the cluster: {ready} of {self.shards} shards are ready")
+        self._results(answers)
+
+    def _slots(self) -> int:
+        slots = self.connection.slots(self.device)
+        if not slots:
+            kind = "core" if self.device == "cpu" else "GPU"
+            raise RecipeError(f"engine.device = {self.device!r}: the Ray cluster has no {kind}")
+        return slots
+
+    def _begin(self, make: Make | ray.ObjectRef[Make], slots: int) -> list[Value]:
+        """Let actors make the hosts: each has a slot to itself, or shares one with few others."""
+        share = 1 / -(-self.shards // slots)
+        on_cpu = self.device == "cpu"
+        needs = {"num_cpus": share} if on_cpu else {"num_cpus": 0, "num_gpus": share}
+        actor_type = ray.remote(ShardActor).options(**needs)
+        self.actors = [actor_type.remote() for _ in range(self.shards)]
+        return [
+            actor.begin.remote(make, number, versions(), Path.cwd())
+            for number, actor in enumerate(self.actors)
+        ]
 
     def run(self, calls: Sequence[Call]) -> list[Value]:
         """Call the hosts, all at once; return what they return, in the order of the calls."""
@@ -137,14 +158,20 @@ class RayCluster:
 
     def close(self) -> None:
         """End the actors, and leave the cluster."""
+        self._kill()
+        self.connection.close()
+
+    def _kill(self) -> None:
         for actor in self.actors:
             ray.kill(actor)
         self.actors = []
-        self.connection.close()
 
     def _results(self, answers: Sequence[ray.ObjectRef[tuple[bool, object]]]) -> list[Value]:
         try:
             results = ray.get(list(answers))
+        except RayTaskError as error:  # what crosses cannot be unpickled, say
+            self.close()
+            raise WorkerError(str(error)) from error
         except RayError as error:
             self.close()
             raise WorkerError(
@@ -165,11 +192,12 @@ class ShardActor:
         self.host: Value = None
 
     def begin(
-        self, make: Make, number: int, versions: dict[str, str], folder: Path
+        self, make: Make, number: int, driver: Mapping[str, str], folder: Path
     ) -> tuple[bool, object]:
         """Make the host, where relative paths start at the same folder, if it is here, too."""
-        if (here := _versions()) != versions:
-            return False, WorkerError(f"{platform.node()} has {here}, the driver has {versions}")
+        good, problem = attempt(check_versions, driver)
+        if not good:
+            return False, problem
         if folder.is_dir():
             os.chdir(folder)
         good, made = attempt(make, number)
@@ -185,8 +213,20 @@ class ShardActor:
         return good, _map(_to_array, value)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions here that must be the same on every machine of a cluster."""
     return {name: metadata.version(name) for name in ("fedgist", "torch", "ray")}
+
+
+def check_versions(driver: Mapping[str, str]) -> None:
+    """Raise WorkerError if this machine has other versions than the driver's."""
+    here = versions()
+    for name, version in driver.items():
+        if here[name] != version:
+            raise WorkerError(
+                f"{platform.node()} has {name} {here[name]}, and the driver has {version}: they "
+                "must be the same"
+            )
 
 
 def _map(function: Callable[[object], object], value: Value) -> Value:

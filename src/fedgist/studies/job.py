@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from fedgist.errors import shown
 from fedgist.recipe.reading import Recipe, flat
@@ -31,6 +31,42 @@ class Event:
     kind: Literal["began", "round", "note", "done", "stopped", "failed"]
     line: Line | None = None
     text: str = ""
+
+
+ENDS = {"done", "stopped", "failed"}  # kinds of events after which nothing follows
+
+
+class Running(Protocol):
+    """A job that runs somewhere."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+
+    def next_event(self) -> Event:
+        """Wait for the next event and return it."""
+
+    def stop(self) -> None:
+        """Ask it once to save and stop."""
+
+    def kill(self) -> None:
+        """Kill it at once."""
+
+    def join(self) -> None:
+        """Wait for its end, after its last event."""
+
+
+class Places(Protocol):
+    """Where jobs run: processes of this machine, or of a cluster."""
+
+    def begin(self, job: Job, *, anew: bool) -> Running:
+        """Begin or resume a job, or do it again from its start."""
+
+    def wait(self, running: Sequence[Running]) -> Sequence[Running]:
+        """Wait until some jobs have an event, and return these."""
+
+    def close(self) -> None:
+        """Leave the place, after every job has ended or was killed."""
 
 
 Listener = Callable[[Job, Event], bool]  # returns True to stop the job after its round

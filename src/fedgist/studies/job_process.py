@@ -1,0 +1,162 @@
+"""Processes of this machine that run jobs, one each. A process dies with its parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgist.engines.process_control import die_with_parent, keep_memory
+from fedgist.errors import DiskFullError, Stopped, exhausted
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.reading import read
+from fedgist.runs import atomic_files, runner
+from fedgist.runs.corrections import computed_by, lacking
+from fedgist.runs.record import RECIPE, Line, read_result
+from fedgist.studies.job import Event, Job, Running
+from fedgist.world.server_context import ServerContext
+
+
+class OnThisMachine:
+    """The cores of this machine."""
+
+    def __init__(self, data_root: Path | None = None) -> None:
+        self.data_root = data_root
+
+    def begin(self, job: Job, *, anew: bool) -> JobProcess:
+        """Begin or resume a job, or do it again from its start."""
+        return JobProcess(job, self.data_root, anew=anew)
+
+    def wait(self, running: Sequence[Running]) -> list[Running]:
+        """Wait until some jobs have an event, and return these."""
+        processes = {p.connection: p for p in running if isinstance(p, JobProcess)}
+        ready = wait(list(processes))
+        return [process for connection, process in processes.items() if connection in ready]
+
+    def close(self) -> None:
+        """Do nothing: every process has been joined or killed."""
+
+
+class JobProcess:
+    """A process of this machine that runs one job."""
+
+    def __init__(
+        self,
+        job: Job,
+        data_root: Path | None,
+        *,
+        anew: bool = False,
+        cores: int = 1,
+        may_fork: bool = True,
+    ) -> None:
+        self.job, self.stopped = job, False
+        if anew or not (job.folder / RECIPE).exists():
+            atomic_files.write(job.folder / RECIPE, job.recipe.to_toml())
+        fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
+        context: Any = fork if may_fork and sys.platform.startswith("linux") else spawn
+        self.connection, child_end = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=_do,
+            args=(job.folder, data_root, child_end),
+            kwargs={"anew": anew, "cores": cores},
+        )
+        self.process.start()
+        child_end.close()
+
+    def next_event(self) -> Event:
+        """Wait for the process's next event and return it; a dead process is a failed job."""
+        try:
+            event: Event = self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            text = (
+                f"its process died with exit code {self.process.exitcode}; if memory ran out, "
+                "lower --jobs"
+            )
+            return Event("failed", text=text)
+        return event
+
+    def stop(self) -> None:
+        """Ask the process once to save and stop."""
+        if not self.stopped:
+            self.stopped = True
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """Kill the process at once."""
+        self.process.kill()
+
+    def join(self) -> None:
+        """Wait for the end of the process."""
+        self.connection.close()
+        self.process.join()
+
+
+def is_stale(folder: Path) -> bool:
+    """Return whether a folder holds a finished run that lacks a correction that applies to it."""
+    result = read_result(folder)
+    recipe = read(folder / RECIPE).model_dump(mode="json") if result else {}
+    return bool(lacking(recipe, computed_by(result)))
+
+
+class _EventSender:
+    """Sends the parent an event for each step of the run."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
+        """Send the number of rounds that are already done."""
+        del server, folder
+        self.connection.send(Event("began", line={"round": done}))
+
+    def finished_round(self, line: Line) -> None:
+        """Send the round's line."""
+        self.connection.send(Event("round", line=line))
+
+    def note(self, text: str) -> None:
+        """Send a note."""
+        self.connection.send(Event("note", text=text))
+
+
+def _do(
+    folder: Path, data_root: Path | None, connection: Connection, *, anew: bool, cores: int
+) -> None:
+    """Run the recipe in ``folder`` on some cores, from its checkpoint if there is one."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # a terminal's Ctrl-C reaches only the parent, which passes it on
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    keep_memory()
+    try:
+        recipe = read(folder / RECIPE)
+        settings = {"engine.workers": cores}
+        if recipe.engine.server_threads == "auto":
+            settings["engine.server_threads"] = 1
+        anew = anew or is_stale(folder)
+        runner.run(
+            recipe.changed(settings),
+            Overrides(root=data_root),
+            _EventSender(connection),
+            folder=folder,
+            resume=not anew,
+            overwrite=anew,
+        )
+        connection.send(Event("done"))
+    except Stopped:
+        connection.send(Event("stopped"))
+    except KeyboardInterrupt:
+        connection.send(Event("stopped"))
+    except DiskFullError as full:
+        connection.send(Event("failed", text=full.reason))
+    except Exception as error:  # noqa: BLE001  # the parent reports every error
+        text = exhausted(error) or f"{type(error).__name__}: {error}"
+        connection.send(Event("failed", text=text))
