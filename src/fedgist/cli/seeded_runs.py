@@ -17,7 +17,10 @@ from fedgist.runs.record import RECIPE, is_over
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
 
-MAY_CHANGE = ("engine.workers", "engine.readers", "engine.device")  # of a resumed run
+MAY_CHANGE = (  # of a resumed run
+    *("engine.workers", "engine.readers", "engine.device"),
+    *("engine.name", "engine.address"),
+)
 
 
 def start(
