@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from cluster import LIMITS_OF_CLUSTER, cluster
 
 from fedgist.engines.worker_pool import default_workers
 from fedgist.methods.common.conjugate_head import gradient_head, log_posterior, map_head
@@ -98,6 +99,7 @@ LIMITS = {
     LAZY_PEAK: 2147.0,  # two GiB
     **NETWORK_LIMITS,
     **LIMITS_OF_SERVER,
+    **LIMITS_OF_CLUSTER,
 }
 
 
@@ -369,6 +371,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "encoders": encoders,
     "lazy": lazy,
     "federation": federation,
+    "cluster": cluster,
 }
 
 

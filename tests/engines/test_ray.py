@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import ray
 import torch
 
-from commands import Command, fedgist, wait_until
+from commands import Command, call, fedgist, wait_until
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.ray_cluster import Connection, RayCluster
 from fedgist.engines.sharded_engine import ShardedEngine
@@ -212,3 +213,110 @@ def test_what_an_actor_cannot_import_is_named(nodes: Nodes) -> None:
 
 def imported_here_alone(number: int) -> object:
     return number
+
+
+OWN = """
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import fedgist
+from fedgist.core.message import message
+from fedgist.methods.common.linear_head import class_sums
+
+
+@message(reduce="sum")
+class Means:
+    total: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ShareMeans(fedgist.Method):
+    pull: float = 0.1
+
+    def init_server(self, ctx):
+        width = next(iter(ctx.task.architectures.values())).feature_width
+        return Means(torch.zeros(ctx.task.num_classes, width), torch.zeros(ctx.task.num_classes))
+
+    def download(self, server, order, ctx):
+        return server
+
+    def loss(self, net, batch, own, down, ctx):
+        z = net.features(batch.x)
+        means = down.total / down.rows.clamp(min=1.0).unsqueeze(1)
+        far = torch.where(batch.mask, (z - means[batch.y]).square().sum(1), 0.0)
+        task_loss = ctx.task.objective.loss(net.logits(z), batch)
+        return task_loss + self.pull * far.sum() / batch.mask.sum().clamp(min=1)
+
+    def summarize(self, net, batch, own, down, ctx):
+        z, classes = net.features(batch.x), ctx.task.num_classes
+        rows = class_sums(torch.ones_like(z[:, :1]), batch.y, batch.mask, classes)[:, 0]
+        return Means(class_sums(z, batch.y, batch.mask, classes), rows)
+
+    def upload(self, net, own, sums, down, ctx):
+        return sums, own
+
+    def server_update(self, server, replies, ctx):
+        assert type(replies.total()) is Means
+        return replies.total()
+"""
+SCRIPT = """
+
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(200, 5)).astype("float32"), draw.integers(0, 3, 200)
+model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+losses = []
+for engine in ({"name": "ray", "shards": 2}, {"shards": 2}):
+    recipe = {"train": {"num_rounds": 2, "lr": 0.1}, "engine": {**engine, "cohort_size": 3}}
+    run = fedgist.run(
+        recipe,
+        data=(x[:150], y[:150], x[150:], y[150:]),
+        clients=np.array_split(np.arange(150), 6),
+        model=model,
+        method=ShareMeans(),
+    )
+    losses.append([line["eval/client/loss_mean"] for line in run.rounds])
+assert losses[0] == losses[1], losses
+print("the same bits")
+"""
+
+
+def test_own_code_that_a_recipe_names_is_imported_by_the_actors(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    (tmp_path / "own_means.py").write_text(OWN, "utf-8")
+    (tmp_path / "mine.toml").write_text(
+        '[method]\nname = "own_means:ShareMeans"\n[model]\nname = "mlp"\n[train]\nnum_rounds = 2\n'
+        "[clients]\nnum_clients = 6\n[engine]\ncohort_size = 3\nshards = 2\n",
+        "utf-8",
+    )
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    for name in ("ray", "local"):
+        where = ("--set", f"engine.name={name}", "--set", f"engine.address={nodes.address}")
+        fedgist("run", "../mine.toml", *where, "--out", name, cwd=elsewhere)
+    assert rounds_of(elsewhere / "ray") == rounds_of(elsewhere / "local")
+
+
+def test_objects_of_a_script_reach_the_actors(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OWN + SCRIPT, "utf-8")
+    done = call([sys.executable, "script.py"], tmp_path, RAY_ADDRESS=nodes.address)
+    assert done.stdout.splitlines()[-1] == "the same bits"
+
+
+def test_a_run_that_began_on_a_cluster_goes_on_here(
+    nodes: Nodes, whole: Path, tmp_path: Path
+) -> None:
+    command = begun(nodes, tmp_path)
+    command.signal(signal.SIGINT)
+    command.end()
+    done = fedgist("run", "--resume", "run", "--set", "engine.name=local", cwd=tmp_path)
+    assert "round 40/40" in done.stdout
+    assert rounds_of(tmp_path / "run") == rounds_of(whole)
+    refused = fedgist(
+        *("run", "--resume", "run", "--rounds", "41", "--set", "engine.name=loopback"),
+        cwd=tmp_path,
+        code=2,
+    )
+    assert "was begun with engine.name = 'local', not 'loopback'" in refused.stderr

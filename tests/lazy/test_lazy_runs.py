@@ -18,6 +18,7 @@ from fedgist.errors import DataError, RecipeError, WorkerError
 from fedgist.runs import checkpoint
 from interrupted import StopAfter
 from lazy.lazy_worlds import RECIPE, Blobs, Files, record, with_data, with_engine, write_rows
+from pretended_cluster import pretend
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +56,16 @@ def test_random_transforms_do_not_depend_on_the_processes_that_read() -> None:
     for engine in ENGINES[1:]:
         assert record(with_engine(**engine), NOISY) == expected, engine
     assert record({**RECIPE, "seed": 1}, NOISY) != expected
+
+
+@pytest.mark.parametrize("data", [SETS, NOISY], ids=["", "transforms"])
+def test_a_cluster_reads_its_own_rows_and_has_the_bits_of_as_many_shards_here(
+    data: tuple[Blobs, Blobs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters = pretend(monkeypatch)
+    expected = record(with_engine(shards=2, workers=2), data)
+    assert record(with_engine(shards=2, name="ray"), data) == expected
+    assert len(clusters) == 1
 
 
 def test_random_transforms_over_a_wire_are_those_of_clients_alone() -> None:

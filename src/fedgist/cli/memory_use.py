@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-
 from fedgist.report.formatting import bytes_text
 
-UNIT = 1 if sys.platform == "darwin" else 1024  # of the system's numbers, in bytes
 
+def peak_memory(of_actors: int = 0) -> str:
+    """Return the peak memory of this process, and of the largest worker that has ended.
 
-def peak_memory() -> str:
-    """Return the peak memory of this process, and of the largest worker that has ended."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    largest = f"; the largest worker: {bytes_text(UNIT * worker)}" if worker else ""
-    return f"peak memory: {bytes_text(UNIT * own)}{largest}"
+    ``of_actors`` is that of the largest process on a cluster, if there were any.
+    """
+    from fedgist.engines.process_control import peak_bytes
+
+    text = f"peak memory: {bytes_text(peak_bytes())}"
+    largest = {"worker": peak_bytes(of_ended=True), "actor": of_actors}
+    named = [f"the largest {kind}: {bytes_text(size)}" for kind, size in largest.items() if size]
+    return "; ".join([text, *named])

@@ -107,16 +107,17 @@ def run(
                 observer.note(NONE_GIVEN)
             flags = {"overwrite": overwrite, "full_digest": full_digest}
             results = seeded_runs.start(parsed, seeds, place, data_root, observer, **flags)
-        folders = [resume] if resume else []
+        folders, of_actors = [resume] if resume else [], 0
         for result in results:
             assert result.folder is not None  # every run of the command line has a folder
             folders += [] if resume else [result.folder]
+            of_actors = max(of_actors, getattr(result.federation.engine, "peak_bytes", 0))
             if as_json:
                 sys.stdout.write(
                     to_json({"folder": str(result.folder), "result": result.summary}) + "\n"
                 )
     if not quiet and not as_json:
-        _print_overview(folders)
+        _print_overview(folders, of_actors)
 
 
 @contextlib.contextmanager
@@ -138,13 +139,13 @@ def _observing(
         yield observer
 
 
-def _print_overview(folders: Sequence[Path]) -> None:
+def _print_overview(folders: Sequence[Path], of_actors: int) -> None:
     screen = console()
     runs, problems = run_reader.readable(run_reader.find(folders))
     for problem in problems:
         screen.print(words(f"! {problem}", "yellow"))
     screen.print(SheetView(overview(runs)))
-    screen.print(words(peak_memory(), "dim"))
+    screen.print(words(peak_memory(of_actors), "dim"))
     shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
     screen.print(words("Next: " + shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
 

@@ -26,6 +26,7 @@ SEPARATOR = "/"
 #: The type of messages, states and summaries: any class declared with :func:`tree`.
 Tree: TypeAlias = Any
 _FIELDS = "__tree_fields__"  # attribute of a class that names its fields of tensors
+_REGISTRATION = "__tree_registration__"  # attribute of a class, for classes that are pickled
 STATIC = {"static": True}  # metadata of a field that vmap does not map over
 #: Metadata of a server's field that older runs lack; its first value is that of ``init_server``
 LATER = {"later": True}
@@ -47,19 +48,37 @@ def tree(cls: type[T]) -> type[T]:
     leaves = tuple(f.name for f in fields if not f.metadata.get("static"))
     static = [f.name for f in fields if f.metadata.get("static")]
 
-    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        # vmap would treat None as a tensor
-        filled = tuple(n for n in leaves if getattr(value, n) is not None)
-        return [getattr(value, n) for n in filled], (filled, *(getattr(value, n) for n in static))
-
-    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> T:
-        filled, *fixed = context
-        tensors = dict.fromkeys(leaves) | dict(zip(filled, children, strict=True))
-        return frozen(**tensors, **dict(zip(static, fixed, strict=True)))
-
-    _pytree.register_pytree_node(frozen, flatten, unflatten)
     setattr(frozen, _FIELDS, leaves)
+    setattr(frozen, _REGISTRATION, _Registration(frozen, leaves, static))
     return frozen
+
+
+class _Registration:
+    """The entry of a tree's class in torch's registry.
+
+    A class that is unpickled with its code, as one of a script is on a cluster, brings it along.
+    """
+
+    def __init__(self, cls: type, leaves: tuple[str, ...], static: list[str]) -> None:
+        self.parts = cls, leaves, static
+        if cls in _pytree.SUPPORTED_NODES:
+            return
+
+        def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+            # vmap would treat None as a tensor
+            filled = tuple(n for n in leaves if getattr(value, n) is not None)
+            fixed = (getattr(value, n) for n in static)
+            return [getattr(value, n) for n in filled], (filled, *fixed)
+
+        def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> object:
+            filled, *fixed = context
+            tensors = dict.fromkeys(leaves) | dict(zip(filled, children, strict=True))
+            return cls(**tensors, **dict(zip(static, fixed, strict=True)))
+
+        _pytree.register_pytree_node(cls, flatten, unflatten)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return _Registration, self.parts
 
 
 def _equal_trees(first: object, second: object) -> bool:

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -67,6 +69,13 @@ def begin_forked(parents_ends: Sequence[Connection]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=die_with_parent, daemon=True).start()
     set_up_torch()
+
+
+def peak_bytes(*, of_ended: bool = False) -> int:
+    """Return the peak memory of this process, or of the largest of its processes that ended."""
+    kind = resource.RUSAGE_CHILDREN if of_ended else resource.RUSAGE_SELF
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(kind).ru_maxrss
 
 
 def keep_memory() -> None:

@@ -11,18 +11,15 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from fedgist.core.tree import Tree, map_leaves
-from fedgist.engines.engine import Answer
+from fedgist.core.tree import Tree
 from fedgist.engines.sharded_engine import Call, Value
 from fedgist.engines.worker_pool import attempt
 from fedgist.errors import FedgistError, RecipeError, WorkerError, first_line
@@ -49,6 +46,7 @@ class Connection:
     def __init__(self, address: str | None = None) -> None:
         self.ours = not ray.is_initialized()
         if not self.ours:
+            send_tensors_as_arrays()
             return
         target = address or os.environ.get("RAY_ADDRESS") or LOCAL
         options: dict[str, Value] = {"include_dashboard": False} if target == LOCAL else {}
@@ -61,6 +59,7 @@ class Connection:
         except (RayError, OSError, RuntimeError, ValueError) as error:
             self.close()
             raise RecipeError(f"engine.address = {target!r}: {first_line(error)}") from error
+        send_tensors_as_arrays()
 
     def slots(self, device: str) -> int:
         """Return the number of the cluster's cores, or of its GPUs if ``device`` is one."""
@@ -146,11 +145,13 @@ class RayCluster:
 
     def run(self, calls: Sequence[Call]) -> list[Value]:
         """Call the hosts, all at once; return what they return, in the order of the calls."""
+        if not self.actors:
+            raise WorkerError("the actors of the Ray cluster have ended")
         sent = {id(down): down for call in calls for down in call.downs}
-        sent = {name: ray.put(_map(_to_array, down)) for name, down in sent.items()}
+        sent = {name: ray.put(down) for name, down in sent.items()}
         answers = [
             self.actors[call.shard].call.remote(
-                call.function, _map(_to_array, call.arguments), *(sent[id(d)] for d in call.downs)
+                call.function, call.arguments, *(sent[id(d)] for d in call.downs)
             )
             for call in calls
         ]
@@ -182,13 +183,14 @@ class RayCluster:
             if not good:
                 self.close()
                 raise value if isinstance(value, FedgistError) else WorkerError(value)
-        return [_map(_to_tensor, value) for _, value in results]
+        return [value for _, value in results]
 
 
 class ShardActor:
     """One process of the cluster, with the host of a shard. Every answer says whether it is one."""
 
     def __init__(self) -> None:
+        send_tensors_as_arrays()
         self.host: Value = None
 
     def begin(
@@ -208,9 +210,7 @@ class ShardActor:
         self, function: str, arguments: tuple[object, ...], *downs: Tree
     ) -> tuple[bool, object]:
         """Call a function of the host."""
-        values = [*_map(_to_tensor, arguments), *(_map(_to_tensor, down) for down in downs)]
-        good, value = attempt(getattr(self.host, function), *values)
-        return good, _map(_to_array, value)
+        return attempt(getattr(self.host, function), *arguments, *downs)
 
 
 def versions() -> dict[str, str]:
@@ -229,20 +229,13 @@ def check_versions(driver: Mapping[str, str]) -> None:
             )
 
 
-def _map(function: Callable[[object], object], value: Value) -> Value:
-    """Apply a function to the tensors or arrays of a value: a tree, an answer, or a tuple."""
-    if not isinstance(value, Answer):
-        return map_leaves(function, value)
-    subtotals = (replace(p, message=map_leaves(function, p.message)) for p in value.subtotals)
-    each = (replace(p, message=map_leaves(function, p.message)) for p in value.each)
-    return replace(value, subtotals=tuple(subtotals), each=tuple(each))
+def send_tensors_as_arrays() -> None:
+    """Let this process send a tensor as its own numbers: pickled, a view would bring its storage.
 
-
-def _to_array(value: object) -> object:
-    # Ray shares the memory of arrays, and would pickle tensors
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-
-
-def _to_tensor(value: object) -> object:
-    # a copy: what Ray shares cannot be written to
-    return torch.tensor(value) if isinstance(value, np.ndarray) else value
+    The receiver has a copy, which it may write to.
+    """
+    ray.util.register_serializer(
+        Tensor,
+        serializer=lambda tensor: tensor.detach().cpu().numpy(),
+        deserializer=torch.tensor,
+    )

@@ -5,6 +5,7 @@ It gives the same bits as the local engine with the same number of shards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.objective import RowPredictions
-from fedgist.core.tree import Tree, build
+from fedgist.core.tree import Tree, build, leaves
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.scoring import Separate, score_models
 from fedgist.engines.sharding import by_shard, divided, in_order, joined, merged
+from fedgist.errors import WorkerError
 from fedgist.training.cohort import Clients
 from fedgist.training.stacking_plan import Plan
 
@@ -93,7 +95,7 @@ class ShardedEngine:
         """Host a population on a cluster. Here it is only measured, and no client trains."""
         self.task, self.settings, self.shards, self.cluster = task, settings, shards, cluster
         self.host = ClientHost(method, task, population, settings, plans)
-        self.started = False
+        self.started, self.peak_bytes = False, 0
 
     def start(self) -> None:
         """Make the hosts now; a function that needs them does so, too."""
@@ -178,7 +180,11 @@ class ShardedEngine:
         self._run_all("restore_part", folder, dict(files))
 
     def close(self) -> None:
-        """End the hosts."""
+        """End the hosts, after reading how much memory they have used."""
+        if self.started:
+            with contextlib.suppress(WorkerError):
+                self.peak_bytes = max(self._run_all("peak_memory"))
+        self.started = False
         self.cluster.close()
 
     def _shard(self, client: int) -> int:
@@ -188,6 +194,8 @@ class ShardedEngine:
         self, orders: Sequence[Order], downs: Sequence[Tree]
     ) -> list[tuple[int, Sent, tuple[Tree, ...]]]:
         """Divide orders among the shards, each with its distinct downloads."""
+        first: dict[object, Tree] = {}  # downloads of the same tensors are one
+        downs = [first.setdefault(_identity(down), down) for down in downs]
         groups: dict[int, list[int]] = {}
         for i, order in enumerate(orders):
             groups.setdefault(self._shard(order.client), []).append(i)
@@ -208,3 +216,8 @@ class ShardedEngine:
 
     def _run_all(self, function: str, *arguments: object) -> list[Value]:
         return self._run(function, [(shard, arguments, ()) for shard in range(self.shards)])
+
+
+def _identity(value: Tree) -> object:
+    """Return a key that is equal for trees of one type that hold the same tensor objects."""
+    return type(value), *(id(leaf) for leaf in leaves(value))

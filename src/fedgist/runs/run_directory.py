@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -22,7 +22,6 @@ from fedgist.runs.record import (
     read_lines,
 )
 from fedgist.runs.sealing import features_in
-from fedgist.runs.state_parts import remove_parts
 
 OF_A_RUN = (
     *(str(STATE), str(RELEASES), *LINES),
@@ -30,6 +29,7 @@ OF_A_RUN = (
 )
 LOCK = STATE.with_name("lock")
 FEDERATION_STATE = STATE.with_name("federation.json")  # of a run with real sites
+PART = "clients-"  # how names of files of clients' state begin, beside the checkpoint
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
 
 
@@ -120,3 +120,10 @@ def clear(folder: Path) -> None:
     for name in (*OF_A_RUN, *features_in(folder)):
         (folder / name).unlink(missing_ok=True)
     remove_parts(folder / STATE.parent)
+
+
+def remove_parts(folder: Path, kept: Collection[str] = ()) -> None:
+    """Remove the files of clients' state from a checkpoint's folder, except those kept."""
+    for path in folder.glob(f"{PART}*.safetensors"):
+        if path.name not in kept:
+            path.unlink(missing_ok=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedgist.engines import ALIKE
 from fedgist.engines.device_choice import check_precision, usable_device
-from fedgist.errors import RecipeError, shown
+from fedgist.errors import RecipeError, listed, shown
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read, read_recorded
 from fedgist.recipe.resolve import Setup, resolve
@@ -104,10 +105,10 @@ def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
     """Return the recipe of a resumed run, which keeps its plans and its method's computation."""
     engine = read_recorded(folder / RECIPE).engine
     names = engine.name, recipe.engine.name
-    if "loopback" in names and names[0] != names[1]:
+    if names[0] != names[1] and not ALIKE.issuperset(names):
         raise RecipeError(
             f"{folder} was begun with engine.name = {shown(names[0])}, not {shown(names[1])}: only "
-            "'local' and 'ray' keep clients' state in the same way"
+            f"{listed(sorted(ALIKE))} keep clients' state in the same way"
         )
     chosen = ("plans", "server_threads", "shards")
     kept = {f"engine.{name}": getattr(engine, name) for name in chosen}

@@ -17,7 +17,7 @@ from fedgist.core.tree import Tree, named
 from fedgist.engines.engine import Answer, ScoreTable, Split
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.population import HostSettings
-from fedgist.engines.process_control import keep_memory, set_up_torch
+from fedgist.engines.process_control import keep_memory, peak_bytes, set_up_torch
 from fedgist.engines.scoring import Separate
 from fedgist.engines.sharded_engine import Moment, Sent
 from fedgist.engines.sharding import Shard, added, shard_of
@@ -94,6 +94,10 @@ class ShardHost:
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the state of the shard's clients, (clients, ...) by name."""
         self.engine.restore(arrays)
+
+    def peak_memory(self) -> int:
+        """Return the most memory that this process has used, in bytes."""
+        return peak_bytes()
 
     def reads(self, path: Path, text: str) -> bool:
         """Return whether a file can be read here, and holds this text."""

@@ -6,7 +6,7 @@ names the files that belong to it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from fedgist.errors import CheckpointError, first_line
 from fedgist.runs import atomic_files
 from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.digests import of_arrays
+from fedgist.runs.run_directory import PART
 
-HEADER, PREFIX = "fedgist-shard", "clients-"
+HEADER = "fedgist-shard"
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ class Parts:
         CheckpointError
             If its file is missing or is not what was written.
         """
-        name = next((n for n in self.files if n.startswith(f"{PREFIX}{shard}-")), "")
-        return _read(self.folder / (name or f"{PREFIX}{shard}"), self.files.get(name, ""))
+        name = next((n for n in self.files if n.startswith(f"{PART}{shard}-")), "")
+        return _read(self.folder / (name or f"{PART}{shard}"), self.files.get(name, ""))
 
 
 def write_part(folder: Path, shard: int, arrays: dict[str, Tensor]) -> dict[str, str]:
     """Write the state of a shard, (clients, ...) by name; return its digest by the file's name."""
     arrays = on_cpu(arrays)
     digest = of_arrays(arrays)
-    name = f"{PREFIX}{shard}-{digest[:16]}.safetensors"
+    name = f"{PART}{shard}-{digest[:16]}.safetensors"
     atomic_files.write(folder / name, as_bytes(HEADER, str(shard), arrays))
     return {name: digest}
 
@@ -61,10 +62,3 @@ def _read(path: Path, digest: str) -> dict[str, Tensor]:
     if of_arrays(arrays) != digest:
         raise CheckpointError(f"{path} is damaged: its content is not what was written; {hint}")
     return arrays
-
-
-def remove_parts(folder: Path, kept: Collection[str] = ()) -> None:
-    """Remove the files of shards from a folder, except those that are kept."""
-    for path in folder.glob(f"{PREFIX}*.safetensors"):
-        if path.name not in kept:
-            path.unlink(missing_ok=True)
