@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from fedgist.engines.population import HostSettings
-from fedgist.engines.sharded_engine import Call, ShardedEngine
+from fedgist.engines.process_control import as_workers_do
+from fedgist.engines.sharded_engine import Call, HostsHere, ShardedEngine
 from fedgist.runs import prepare
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.shard_host import HostRecipe, ShardHost
@@ -24,11 +26,14 @@ class PretendedCluster:
         self.calls: list[Call] = []
 
     def start(self) -> None:
-        self.hosts = [ShardHost(self.source, number) for number in range(self.source.shards)]
+        with as_workers_do():
+            shards = range(self.source.shards)
+            self.hosts = [ShardHost(self.source, number) for number in shards]
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
         self.calls += calls
-        return [self._answer(pickle.loads(pickle.dumps(call))) for call in calls]
+        with as_workers_do():
+            return [self._answer(pickle.loads(pickle.dumps(call))) for call in calls]
 
     def _answer(self, call: Call) -> Any:
         answer = getattr(self.hosts[call.shard], call.function)(*call.arguments, *call.downs)
@@ -42,7 +47,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[PretendedCluster]:
     """Let runs with engine.name = "ray" have pretended clusters; return these."""
     clusters: list[PretendedCluster] = []
 
-    def engine(
+    def make_engine(
         world: World, settings: HostSettings, say: Callable[[str], None]
     ) -> tuple[ShardedEngine, int]:
         del say
@@ -51,9 +56,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[PretendedCluster]:
         source = HostRecipe(side.setup.text, side.setup.given, settings, side.plans, shards)
         clusters.append(PretendedCluster(source))
         parts = side.method, side.task, world.population, settings, side.plans
-        return ShardedEngine(*parts, shards=shards, cluster=clusters[-1]), shards
+        later = HostsHere(functools.partial(ShardHost, source), shards)
+        engine = ShardedEngine(*parts, shards=shards, cluster=clusters[-1], later=later)
+        return engine, shards
 
-    monkeypatch.setattr(prepare, "ray_engine", engine)
+    monkeypatch.setattr(prepare, "ray_engine", make_engine)
     return clusters
 
 
@@ -63,4 +70,5 @@ def sharded(small_world: World, plan: Plan, shards: int) -> ShardedEngine:
     plans = dict.fromkeys(side.task.architectures, plan)
     source = HostRecipe(side.setup.text, side.setup.given, settings, plans, shards)
     parts = side.method, side.task, small_world.population, settings, plans
-    return ShardedEngine(*parts, shards=shards, cluster=PretendedCluster(source))
+    later = HostsHere(functools.partial(ShardHost, source), shards)
+    return ShardedEngine(*parts, shards=shards, cluster=PretendedCluster(source), later=later)

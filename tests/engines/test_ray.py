@@ -17,7 +17,7 @@ import torch
 from commands import Command, call, fedgist, wait_until
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.ray_cluster import Connection, RayCluster
-from fedgist.engines.sharded_engine import ShardedEngine
+from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import DataError, WorkerError
 from fedgist.methods import METHODS
 from fedgist.runs.checkpoint import load
@@ -37,9 +37,10 @@ def on_ray(small_world: World, plan: Plan, address: str, shards: int) -> Sharded
     side, settings = small_world.server, host_settings(small_world)
     plans = dict.fromkeys(side.task.architectures, plan)
     source = HostRecipe(side.setup.text, side.setup.given, settings, plans, shards)
-    cluster = RayCluster(Connection(address), functools.partial(ShardHost, source), shards)
+    make = functools.partial(ShardHost, source)
+    cluster = RayCluster(Connection(address), make, shards)
     parts = side.method, side.task, small_world.population, settings, plans
-    return ShardedEngine(*parts, shards=shards, cluster=cluster)
+    return ShardedEngine(*parts, shards=shards, cluster=cluster, later=HostsHere(make, shards))
 
 
 def here(small_world: World, plan: Plan, shards: int) -> LocalEngine:

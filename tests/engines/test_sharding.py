@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,15 @@ from torch import Tensor
 import fedgist
 from fedgist.api.result import Result
 from fedgist.core.method import ClientInfo, Order
+from fedgist.engines.engine import Simulation
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.sharded_engine import ShardedEngine
 from fedgist.engines.sharding import divided, merged, row_shards, shard_of
-from fedgist.errors import CheckpointError, RecipeError
+from fedgist.errors import CheckpointError, DiskFullError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
+from fedgist.runs import atomic_files
 from fedgist.runs.checkpoint import load
 from fedgist.runs.prepare import host_settings, prepare_run
 from fedgist.runs.runner import load_run
@@ -161,7 +164,9 @@ def recipe(rounds: int = 2, **engine: Any) -> dict[str, Any]:
 
 
 def arrays_of(result: Result) -> dict[str, Tensor]:
-    return result.federation.checkpoint().arrays()
+    engine = result.federation.engine
+    assert isinstance(engine, Simulation)
+    return {**result.federation.checkpoint().server, **engine.state()}
 
 
 def run(out: Path | None = None, rounds: int = 2, *, resume: bool = False, **engine: Any) -> Result:
@@ -204,7 +209,8 @@ def test_a_cluster_saves_its_state_in_parts_and_goes_on_from_them(
         "restore_part" if shared else "restore"
     }
     again = run(tmp_path, 4, resume=True)  # on one machine
-    assert_equal(load_run(tmp_path)[0].checkpoint().arrays(), arrays_of(again))
+    loaded = load_run(tmp_path)[0]
+    assert_equal(loaded.checkpoint().arrays(), again.federation.checkpoint().arrays())
     assert_equal(arrays_of(again), arrays_of(whole))
     scores = [[line["eval/client/loss_mean"] for line in r.rounds] for r in (resumed, whole)]
     assert scores[0] == scores[1][:3]
@@ -214,6 +220,21 @@ def test_a_cluster_saves_its_state_in_parts_and_goes_on_from_them(
     assert saved.parts is None
     left = {path.name for path in (tmp_path / "checkpoint").glob("clients-*")}
     assert left == set(saved.best.parts.files if saved.best.parts else ())
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_models_are_used_after_the_end_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, folder: bool
+) -> None:
+    clusters = pretend(monkeypatch)
+    done = run(tmp_path if folder else None, name="ray")
+    whole = run(shards=2)
+    assert not clusters[-1].hosts
+    x = torch.rand(3, 1, 8, 8)
+    for client in range(5):
+        assert torch.equal(done.model(client)(x), whole.model(client)(x))
+    assert not clusters[-1].hosts
+    assert_equal(arrays_of(done), arrays_of(whole))
 
 
 def test_a_part_that_is_missing_or_changed_is_an_error_that_names_it(
@@ -231,6 +252,28 @@ def test_a_part_that_is_missing_or_changed_is_an_error_that_names_it(
         load_run(tmp_path)
     part.write_bytes(blob)
     run(tmp_path, 3, resume=True, name="ray")
+
+
+def test_a_full_disk_of_a_host_ends_the_run_which_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)
+    whole = run(rounds=4, shards=2)
+    run(tmp_path, name="ray")
+
+    write = atomic_files.write
+
+    def full(path: Path, content: bytes | str, **how: bool) -> None:
+        with atomic_files.room_for(path):
+            if path.name.startswith("clients-"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files, "write", full)
+        with pytest.raises(DiskFullError, match=r"clients-\d.*go on with: fedgist run --resume"):
+            run(tmp_path, 4, resume=True, name="ray")
+    assert_equal(arrays_of(run(tmp_path, 4, resume=True, name="ray")), arrays_of(whole))
 
 
 def test_a_run_that_is_replaced_leaves_no_part(

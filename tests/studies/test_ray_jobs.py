@@ -122,8 +122,8 @@ def test_a_search_runs_on_the_cluster(nodes: Nodes, tmp_path: Path) -> None:
 def test_what_the_cluster_cannot_do_is_an_error(nodes: Nodes, tmp_path: Path) -> None:
     words = ["sweep", "demo", "--grid", "train.lr=0.1,0.01", "--on", "ray"]
     for more, says in [
-        (["--cores", "3"], "no room for a run that needs 3 cores"),
-        (["--gpus", "0.5"], "no room for a run that needs 1 cores, 0.5 GPUs"),
+        (["--cores", "2"], "--cores 2 --gpus 0: no machine of the Ray cluster has room"),
+        (["--gpus", "0.5"], "--cores 1 --gpus 0.5: no machine of the Ray cluster has room"),
         (["--set", "engine.name=ray"], "spreads one run, and --on ray many: choose one"),
     ]:
         done = fedgist(*words, *more, cwd=tmp_path, code=2, RAY_ADDRESS=nodes.address)

@@ -7,8 +7,10 @@ token, if it has one, can do all that its user can. See docs/cluster.md.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -20,6 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
 from fedgist.core.tree import Tree
+from fedgist.engines.process_control import keep_memory, set_up_torch
 from fedgist.engines.sharded_engine import Call, Value
 from fedgist.engines.worker_pool import attempt
 from fedgist.errors import FedgistError, RecipeError, WorkerError, first_line
@@ -27,6 +30,7 @@ from fedgist.errors import FedgistError, RecipeError, WorkerError, first_line
 LOCAL = "local"  # address of a cluster that is started on this machine, and ends with the run
 PATIENCE_S = 10.0  # for the first answer of a cluster's address
 SILENT_S = 20.0  # seconds of waiting for the actors before the first word about it
+COLORS = re.compile(r"\x1b\[[0-9;]*m")  # in texts of Ray
 DATA_FOLDER = "FEDGIST_DATA"  # the variable that actors need, too
 Make = Callable[[int], object]  # the host of a shard, by its number
 
@@ -65,6 +69,13 @@ class Connection:
         """Return the number of the cluster's cores, or of its GPUs if ``device`` is one."""
         resources: dict[str, float] = ray.cluster_resources()
         return int(resources.get("CPU" if device == "cpu" else "GPU", 0))
+
+    def room(self, cores: int, gpus: float) -> int:
+        """Return for how many processes with so many cores and GPUs the machines have room."""
+        each = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        of_cores = [int(have.get("CPU", 0)) // cores for have in each]
+        of_gpus = [int(have.get("GPU", 0) / gpus) if gpus else math.inf for have in each]
+        return sum(int(min(pair)) for pair in zip(of_cores, of_gpus, strict=True))
 
     def close(self) -> None:
         """Leave the cluster, and end it if it was started here."""
@@ -172,12 +183,12 @@ class RayCluster:
             results = ray.get(list(answers))
         except RayTaskError as error:  # what crosses cannot be unpickled, say
             self.close()
-            raise WorkerError(str(error)) from error
+            raise WorkerError(COLORS.sub("", str(error))) from error
         except RayError as error:
             self.close()
             raise WorkerError(
-                f"an actor of the Ray cluster died ({first_line(error)}); if memory ran out, lower "
-                "engine.shards or engine.cohort_size"
+                f"an actor of the Ray cluster died ({first_line(error)}); if memory ran out, its "
+                "machine needs more, or a new run a smaller engine.cohort_size"
             ) from error
         for good, value in results:
             if not good:
@@ -190,6 +201,8 @@ class ShardActor:
     """One process of the cluster, with the host of a shard. Every answer says whether it is one."""
 
     def __init__(self) -> None:
+        set_up_torch()
+        keep_memory()
         send_tensors_as_arrays()
         self.host: Value = None
 

@@ -6,9 +6,10 @@ It gives the same bits as the local engine with the same number of shards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -21,6 +22,7 @@ from fedgist.core.tree import Tree, build, leaves
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split
 from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.scoring import Separate, score_models
 from fedgist.engines.sharding import by_shard, divided, in_order, joined, merged
 from fedgist.errors import WorkerError
@@ -79,6 +81,31 @@ class Cluster(Protocol):
         """End the hosts."""
 
 
+class HostsHere:
+    """Hosts in this process, made when they are first needed: for models, after a cluster's end."""
+
+    def __init__(self, make: Callable[[int], Value], shards: int) -> None:
+        self.make, self.shards = make, shards
+        self.hosts: list[Value] = []
+
+    def start(self) -> None:
+        """Make the hosts."""
+        with as_workers_do():
+            self.hosts = [self.make(shard) for shard in range(self.shards)]
+
+    def run(self, calls: Sequence[Call]) -> list[Value]:
+        """Call the hosts, one after the other."""
+        with as_workers_do():
+            return [
+                getattr(self.hosts[call.shard], call.function)(*call.arguments, *call.downs)
+                for call in calls
+            ]
+
+    def close(self) -> None:
+        """Let the hosts go."""
+        self.hosts = []
+
+
 class ShardedEngine:
     """All clients, in the hosts of a cluster, one for each shard."""
 
@@ -91,22 +118,32 @@ class ShardedEngine:
         plans: Mapping[str, Plan],
         shards: int,
         cluster: Cluster,
+        later: Cluster,
     ) -> None:
-        """Host a population on a cluster. Here it is only measured, and no client trains."""
+        """Host a population on a cluster. Here it is only measured, and no client trains.
+
+        Whoever uses models after the end of the cluster has the hosts of ``later``.
+        """
         self.task, self.settings, self.shards, self.cluster = task, settings, shards, cluster
         self.host = ClientHost(method, task, population, settings, plans)
-        self.started, self.peak_bytes = False, 0
+        self.later, self.started, self.peak_bytes = later, False, 0
+        # how the hosts come to their state when they start, and where it was last written
+        self.resumes: Callable[[], object] = lambda: None
+        self.saved: tuple[Path, Mapping[str, str]] | None = None
 
     def start(self) -> None:
         """Make the hosts now; a function that needs them does so, too."""
         if not self.started:
             self.cluster.start()
             self.started = True
+            self.resumes()
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Let each shard train the clients of its orders; return all uploads."""
+        self.saved = None
         requests = self._requests(orders, downs)
-        return joined(self._run("ask", [(s, (Moment.of(ctx), r), d) for s, r, d in requests]))
+        answers = self._run("ask", [(s, (Moment.of(ctx), r), d) for s, r, d in requests])
+        return joined(answers, self.settings.device)
 
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
@@ -150,6 +187,7 @@ class ShardedEngine:
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the state of all clients, (clients, ...) by name, from a checkpoint."""
+        self.saved = None
         parts = divided(arrays, self.host.population.clients, self.shards)
         self._run("restore", [(s, (), (part,)) for s, part in enumerate(parts)])
 
@@ -173,19 +211,29 @@ class ShardedEngine:
         files: dict[str, str] = {}
         for part in self._run_all("save_part", folder):
             files |= part
+        self.saved = folder, files
         return files
 
     def restore_parts(self, folder: Path, files: Mapping[str, str]) -> None:
         """Let the hosts restore their clients' state from the files that they wrote."""
         self._run_all("restore_part", folder, dict(files))
+        self.saved = folder, files
 
     def close(self) -> None:
-        """End the hosts, after reading how much memory they have used."""
+        """End the hosts; what is asked later, about the models, is answered in this process."""
         if self.started:
-            with contextlib.suppress(WorkerError):
+            with contextlib.suppress(WorkerError):  # of a cluster that has died
                 self.peak_bytes = max(self._run_all("peak_memory"))
+                self.resumes = self._resuming()
         self.started = False
         self.cluster.close()
+        self.cluster = self.later
+
+    def _resuming(self) -> Callable[[], object]:
+        """Return a function that gives the state of now to hosts that start later."""
+        if self.saved is not None:  # it may be larger than this machine's memory
+            return functools.partial(self.restore_parts, *self.saved)
+        return functools.partial(self.restore, self.state())
 
     def _shard(self, client: int) -> int:
         return self.host.population.place[client] % self.shards

@@ -17,7 +17,7 @@ from fedgist.core.message import total
 from fedgist.core.method import ClientInfo, Order
 from fedgist.core.objective import RowPredictions
 from fedgist.core.replies import Subtotal
-from fedgist.core.tree import map_leaves
+from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import Rows
 from fedgist.engines.engine import Answer, Split
 from fedgist.engines.population import Population
@@ -142,15 +142,19 @@ def added(subtotals: Iterable[tuple[Hashable, Subtotal]]) -> tuple[Subtotal, ...
     )
 
 
-def joined(answers: Sequence[Answer]) -> Answer:
-    """Return the answers of all shards, in their order, as one."""
+def joined(answers: Sequence[Answer], device: str = "cpu") -> Answer:
+    """Return the answers of all shards, in their order, as one, with its messages on a device."""
     sizes: Counter[str] = Counter()
     for answer in answers:
         sizes.update(answer.upload_bytes)
     losses = {key: loss for answer in answers for key, loss in answer.losses.items()}
+
+    def here(message: Tree) -> Tree:
+        return map_leaves(lambda leaf: leaf.to(device), message)
+
     return Answer(
-        tuple(part for answer in answers for part in answer.subtotals),
-        tuple(part for answer in answers for part in answer.each),
+        tuple(replace(p, message=here(p.message)) for a in answers for p in a.subtotals),
+        tuple(replace(r, message=here(r.message)) for a in answers for r in a.each),
         tuple(sorted(pair for answer in answers for pair in answer.refused)),
         tuple(sorted(pair for answer in answers for pair in answer.absent)),
         losses=dict(sorted(losses.items())),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedgist.engines.population import HostSettings
-from fedgist.engines.sharded_engine import ShardedEngine
+from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import RecipeError
 from fedgist.runs.shard_host import HostRecipe, ShardHost
 from fedgist.world.world import World
@@ -33,8 +34,12 @@ def ray_engine(
         shards = section.shards
     else:
         shards = max(1, min(connection.slots(side.setup.device), len(side.clients)))
-    source = HostRecipe(side.setup.text, side.setup.given, settings, side.plans, shards)
+    recipe, device = side.setup.text, side.setup.device.partition(":")[0]  # an actor sees one GPU
+    recipe, settings = recipe.changed({"engine.device": device}), replace(settings, device=device)
+    source = HostRecipe(recipe, side.setup.given, settings, side.plans, shards)
     make = functools.partial(ShardHost, source)
     cluster = RayCluster(connection, make, shards, side.setup.device, say)
-    parts = side.method, side.task, world.population, settings, side.plans
-    return ShardedEngine(*parts, shards=shards, cluster=cluster), shards
+    here = replace(settings, device=side.setup.device)
+    parts = side.method, side.task, world.population, here, side.plans
+    later = HostsHere(make, shards)
+    return ShardedEngine(*parts, shards=shards, cluster=cluster, later=later), shards

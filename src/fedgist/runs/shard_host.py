@@ -17,7 +17,7 @@ from fedgist.core.tree import Tree, named
 from fedgist.engines.engine import Answer, ScoreTable, Split
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.population import HostSettings
-from fedgist.engines.process_control import keep_memory, peak_bytes, set_up_torch
+from fedgist.engines.process_control import peak_bytes
 from fedgist.engines.scoring import Separate
 from fedgist.engines.sharded_engine import Moment, Sent
 from fedgist.engines.sharding import Shard, added, shard_of
@@ -46,8 +46,6 @@ class ShardHost:
 
     def __init__(self, source: HostRecipe, number: int) -> None:
         """Make the shard of this number."""
-        set_up_torch()
-        keep_memory()
         world = make_world(resolve(source.recipe, source.given))
         side = world.server
         tests = side.setup.evaluate.on == "test"

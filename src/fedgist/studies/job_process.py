@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -77,6 +78,8 @@ class JobProcess:
             event: Event = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
+            if self.stopped and self.process.exitcode == -signal.SIGTERM:
+                return Event("stopped")  # it had not begun
             text = (
                 f"its process died with exit code {self.process.exitcode}; if memory ran out, "
                 "lower --jobs"

@@ -52,12 +52,10 @@ class OnRay:
     @property
     def number(self) -> int:
         """The number of jobs that the cluster has room for at once."""
-        room = self.connection.slots("cpu") // self.slot.cores
-        if self.slot.gpus:
-            room = min(room, int(self.connection.slots("cuda") / self.slot.gpus))
+        room = self.connection.room(self.slot.cores, self.slot.gpus)
         if not room:
-            needs = f"{self.slot.cores} cores" + f", {self.slot.gpus:g} GPUs" * bool(self.slot.gpus)
-            raise RecipeError(f"--on ray: the cluster has no room for a run that needs {needs}")
+            needs = f"--cores {self.slot.cores} --gpus {self.slot.gpus:g}"
+            raise RecipeError(f"{needs}: no machine of the Ray cluster has room for such a run")
         return room
 
     def begin(self, job: Job, *, anew: bool) -> RayJob:
@@ -160,6 +158,10 @@ class RayJob:
 class Place:
     """A slot of the cluster: it runs one job in a folder of its own, and says what happens."""
 
+    def __init__(self) -> None:
+        self.process: JobProcess | None = None
+        self.stopping = False
+
     def begin(
         self,
         versions_there: Mapping[str, str],
@@ -179,10 +181,13 @@ class Place:
         job = Job(name, recipe, self.scratch)
         # threads run here, and a fork would copy their locks
         self.process = JobProcess(job, data_root, anew=anew, cores=cores, may_fork=False)
+        if self.stopping:  # meanwhile
+            self.process.stop()
 
     def next(self, begun: None = None) -> tuple[Event, Files | None]:
         """Return the next event, and the job's files if it has saved a checkpoint since."""
         del begun  # it is waited for
+        assert self.process is not None
         event = self.process.next_event()
         ended, saved = event.kind in ENDS, self._checkpoint()
         if not ended and saved == self.saved:
@@ -194,8 +199,10 @@ class Place:
         return event, files
 
     def stop(self) -> None:
-        """Ask the job to save and stop."""
-        self.process.stop()
+        """Ask the job to save and stop, also if it has not begun yet."""
+        self.stopping = True
+        if self.process is not None:
+            self.process.stop()
 
     def _checkpoint(self) -> tuple[int, int] | None:
         path = self.scratch / STATE
