@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib import resources
-
-import jinja2
-import markupsafe
+from typing import TYPE_CHECKING
 
 from fedgist.errors import printable
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def part(name: str) -> str:
@@ -18,6 +19,8 @@ def part(name: str) -> str:
 
 def template(name: str) -> jinja2.Template:
     """Return a template; a value that it needs and does not get is an error."""
+    import jinja2
+
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
     )
@@ -26,6 +29,8 @@ def template(name: str) -> jinja2.Template:
 
 def _shown(value: object) -> object:
     """Return a value for the page with unprintable characters escaped; markup is kept."""
+    import markupsafe
+
     if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
         return printable(value)
     return value

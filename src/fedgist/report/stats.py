@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 LEVEL = 0.95
 RESAMPLES = 9999
 
@@ -52,7 +50,8 @@ def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | N
     mean = Estimate(len(values), statistics.fmean(values), error)
     if not interval:
         return mean
-    from scipy import stats  # noqa: PLC0415  # a slow import that other commands do not need
+    import numpy as np
+    from scipy import stats
 
     bounds = stats.bootstrap(
         (np.asarray(values),),
@@ -87,7 +86,7 @@ def paired_difference(
         return Comparison(difference, None)
     if not any(differences):
         return Comparison(difference, 1.0)
-    from scipy import stats  # noqa: PLC0415  # as above
+    from scipy import stats  # as above
 
     tail: Literal["less", "greater"] = "less" if better == "higher" else "greater"
     test = stats.wilcoxon(differences, alternative="two-sided" if two_sided else tail)
