@@ -15,7 +15,6 @@ import ray
 import torch
 
 from commands import Command, call, fedgist, wait_until
-from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.ray_cluster import Connection, RayCluster
 from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import DataError, WorkerError
@@ -23,7 +22,7 @@ from fedgist.methods import METHODS
 from fedgist.runs.checkpoint import load
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.shard_host import HostRecipe, ShardHost
-from fedgist.testing.small_worlds import PAIRS, law_world, trace, world
+from fedgist.testing.small_worlds import PAIRS, law_world, local_engine, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 from ray_nodes import Nodes
@@ -43,13 +42,6 @@ def on_ray(small_world: World, plan: Plan, address: str, shards: int) -> Sharded
     return ShardedEngine(*parts, shards=shards, cluster=cluster, later=HostsHere(make, shards))
 
 
-def here(small_world: World, plan: Plan, shards: int) -> LocalEngine:
-    side, settings = small_world.server, host_settings(small_world)
-    plans = dict.fromkeys(side.task.architectures, plan)
-    parts = side.method, side.task, small_world.population, settings, plans
-    return LocalEngine(*parts, shards=shards)
-
-
 @pytest.mark.parametrize(
     "method", ["fedlog", "fedavg", "repshare", "merged_codist", "flesd", "private"]
 )
@@ -62,7 +54,7 @@ def test_a_cluster_has_the_bits_of_as_many_shards_here(method: str, nodes: Nodes
         PAIRS,
         make_engine=functools.partial(on_ray, address=nodes.address, shards=2),
     )
-    local = trace(small_world, PAIRS, make_engine=functools.partial(here, shards=2))
+    local = trace(small_world, PAIRS, make_engine=functools.partial(local_engine, shards=2))
     whole = trace(small_world, PAIRS)
     assert remote.rounds == local.rounds
     assert remote.clients == local.clients

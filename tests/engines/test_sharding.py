@@ -16,7 +16,6 @@ import fedgist
 from fedgist.api.result import Result
 from fedgist.core.method import ClientInfo, Order
 from fedgist.engines.engine import Simulation
-from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.sharded_engine import ShardedEngine
 from fedgist.engines.sharding import divided, merged, row_shards, shard_of
 from fedgist.errors import CheckpointError, DiskFullError, RecipeError
@@ -25,27 +24,27 @@ from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.runs import atomic_files
 from fedgist.runs.checkpoint import load
-from fedgist.runs.prepare import host_settings, prepare_run
+from fedgist.runs.prepare import prepare_run
 from fedgist.runs.runner import load_run
 from fedgist.runs.shard_host import ShardHost
-from fedgist.testing.small_worlds import PAIRS, Trace, federation, law_world, trace, world
-from fedgist.training.stacking_plan import Plan
+from fedgist.testing.small_worlds import (
+    PAIRS,
+    Trace,
+    federation,
+    law_world,
+    local_engine,
+    trace,
+    world,
+)
 from fedgist.world.world import World
 from pretended_cluster import PretendedCluster, pretend, sharded
 
 PRIVATE = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "noise": "seed"}
 
 
-def here(small_world: World, plan: Plan, shards: int) -> LocalEngine:
-    side, settings = small_world.server, host_settings(small_world)
-    plans = dict.fromkeys(side.task.architectures, plan)
-    parts = side.method, side.task, small_world.population, settings, plans
-    return LocalEngine(*parts, shards=shards)
-
-
 def both(small_world: World, shards: int) -> tuple[Trace, Trace]:
     """Return the traces of the local engine and of a cluster, with as many shards."""
-    makers: list[Any] = [partial(make, shards=shards) for make in (here, sharded)]
+    makers: list[Any] = [partial(make, shards=shards) for make in (local_engine, sharded)]
     first, second = (trace(small_world, PAIRS, make_engine=make) for make in makers)
     return first, second
 
@@ -137,7 +136,7 @@ def test_a_download_crosses_once_for_each_shard_and_nothing_else_of_the_server()
 def test_a_clients_state_is_that_of_the_local_engine() -> None:
     runs = [
         federation(world("fedproto"), make_engine=partial(make, shards=2))
-        for make in (here, sharded)
+        for make in (local_engine, sharded)
     ]
     read: list[dict[str, Tensor]] = []
     for run in runs:

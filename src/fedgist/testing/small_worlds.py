@@ -137,12 +137,13 @@ def law_world(method: Method, **sections: Any) -> World:
     return world(method, architectures=architectures, train=train, **sections)
 
 
-def local_engine(small_world: World, plan: Plan = PAIRS) -> LocalEngine:
+def local_engine(small_world: World, plan: Plan = PAIRS, shards: int = 1) -> LocalEngine:
     """Return a local engine with the same execution plan for all architectures."""
     side = small_world.server
     plans = dict.fromkeys(side.task.architectures, plan)
     settings = host_settings(small_world)
-    return LocalEngine(side.method, side.task, small_world.population, settings, plans)
+    parts = side.method, side.task, small_world.population, settings, plans
+    return LocalEngine(*parts, shards=shards)
 
 
 def loopback(small_world: World, plan: Plan = ALONE, wire: Wire | None = None) -> LoopbackEngine:
