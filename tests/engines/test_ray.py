@@ -158,7 +158,10 @@ def test_ctrl_c_saves_the_round_and_leaves_no_actor(
     assert_resumed(tmp_path, whole)
 
 
-def test_a_cluster_on_this_machine_begins_and_ends_with_the_run(tmp_path: Path) -> None:
+def test_a_cluster_on_this_machine_begins_and_ends_with_the_run(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    del nodes  # where it can be started, so can another one
     command = Command(
         ["run", "demo", "--set", "engine.name=ray", "--set", "train.num_rounds=2", "--out", "run"],
         tmp_path,
