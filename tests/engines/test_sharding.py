@@ -286,5 +286,5 @@ def test_a_run_that_is_replaced_leaves_no_part(
 
 def test_more_shards_than_clients_are_an_error() -> None:
     few = make({"clients": {"num_clients": 4}, "engine": {"shards": 5, "workers": 1}})
-    with pytest.raises(RecipeError, match=r"engine\.shards = 5: at most 4, for there are so many"):
+    with pytest.raises(RecipeError, match=r"engine\.shards = 5: must be at most 4, the number"):
         prepare_run(resolve(few))

@@ -57,6 +57,8 @@ __all__ = [
 ]
 
 NO_CODE = "--no-code"
+INTERRUPTED = 130  # exit code after Ctrl-C
+AT_ONCE = "stopped at once; give the same command again, or resume from the last checkpoint"
 LESS_MEMORY = "; a run needs less with a lower engine.cohort_size, engine.workers or batch size"
 
 
@@ -69,9 +71,11 @@ def main() -> None:
         with before_each_import(_refuse if NO_CODE in arguments else _tell()):
             app(arguments)
     except (Stopped, Interrupted) as stopped:
-        _fail(str(stopped), 130)
-    except KeyboardInterrupt:
-        _fail("stopped at once; the run can be resumed from its last checkpoint", 130)
+        _fail(str(stopped), INTERRUPTED)
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        _fail(AT_ONCE, INTERRUPTED)  # Typer itself says nothing
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

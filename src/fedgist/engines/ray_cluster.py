@@ -6,6 +6,7 @@ token, if it has one, can do all that its user can. See docs/cluster.md.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -21,6 +22,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+import fedgist
 from fedgist.core.tree import Tree
 from fedgist.engines.process_control import keep_memory, set_up_torch
 from fedgist.engines.sharded_engine import Call, Value
@@ -30,6 +32,11 @@ from fedgist.errors import FedgistError, RecipeError, WorkerError, first_line
 LOCAL = "local"  # address of a cluster that is started on this machine, and ends with the run
 PATIENCE_S = 10.0  # for the first answer of a cluster's address
 SILENT_S = 20.0  # seconds of waiting for the actors before the first word about it
+SILENT = logging.CRITICAL + 1
+HINT = (
+    "; no cluster is there, or it wants a token: RAY_AUTH_MODE=token, and the cluster's token in "
+    "~/.ray/auth_token or RAY_AUTH_TOKEN"
+)
 COLORS = re.compile(r"\x1b\[[0-9;]*m")  # in texts of Ray
 DATA_FOLDER = "FEDGIST_DATA"  # the variable that actors need, too
 Make = Callable[[int], object]  # the host of a shard, by its number
@@ -52,6 +59,7 @@ class Connection:
         if not self.ours:
             send_tensors_as_arrays()
             return
+        key = "engine.address" if address else "RAY_ADDRESS"
         target = address or os.environ.get("RAY_ADDRESS") or LOCAL
         options: dict[str, Value] = {"include_dashboard": False} if target == LOCAL else {}
         if DATA_FOLDER in os.environ:
@@ -59,10 +67,12 @@ class Connection:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to Ray's makers
         try:
             _check_reachable(target)
-            ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR, **options)
+            # what fails, an exception says
+            ray.init(address=target, log_to_driver=False, logging_level=SILENT, **options)
         except (RayError, OSError, RuntimeError, ValueError) as error:
             self.close()
-            raise RecipeError(f"engine.address = {target!r}: {first_line(error)}") from error
+            hint = "" if target == LOCAL else HINT
+            raise RecipeError(f"{key} = {target!r}: {first_line(error)}{hint}") from error
         send_tensors_as_arrays()
 
     def slots(self, device: str) -> int:
@@ -132,7 +142,10 @@ class RayCluster:
                 answers = waiting = self._begin(make, slots)
             elif waiting:
                 ready = self.shards - len(waiting)
-                self.say(f"waiting for the cluster: {ready} of {self.shards} shards are ready")
+                self.say(
+                    f"waiting for the cluster: {ready} of {self.shards} shards are ready; others "
+                    "may be using its cores (`ray status` shows it)"
+                )
         self._results(answers)
 
     def _slots(self) -> int:
@@ -228,7 +241,17 @@ class ShardActor:
 
 def versions() -> dict[str, str]:
     """Return the versions here that must be the same on every machine of a cluster."""
-    return {name: metadata.version(name) for name in ("fedgist", "torch", "ray")}
+    versions = {name: metadata.version(name) for name in ("fedgist", "torch", "ray")}
+    return versions | {"fedgist": f"{versions['fedgist']} (code {_code()})"}
+
+
+def _code() -> str:
+    """Return a digest of fedgist's files: development changes them without a new version."""
+    folder = Path(fedgist.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def check_versions(driver: Mapping[str, str]) -> None:

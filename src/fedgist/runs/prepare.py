@@ -112,10 +112,11 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
 def _check_shards(world: World, shards: int) -> None:
     side = world.server
     if shards > len(side.clients):
-        held = "all clients' rows as one" if side.method.merges_clients else "so many clients"
-        raise RecipeError(
-            f"engine.shards = {shards}: at most {len(side.clients)}, for there are {held}"
-        )
+        count = len(side.clients)
+        why = "the number of clients"
+        if side.method.merges_clients:
+            why = f"for method {side.setup.method_name} merges all clients' rows"
+        raise RecipeError(f"engine.shards = {shards}: must be at most {count}, {why}")
 
 
 def _check_loopback(world: World) -> None:

@@ -10,6 +10,7 @@ from fedgist.engines.population import HostSettings
 from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import RecipeError
 from fedgist.runs.shard_host import HostRecipe, ShardHost
+from fedgist.runs.stop_signals import stoppable
 from fedgist.world.world import World
 
 
@@ -29,7 +30,11 @@ def ray_engine(
         needs = "engine.name = 'ray' needs Ray: pip install 'fedgist[ray]'"
         raise RecipeError(needs) from error
     side, section = world.server, world.server.setup.engine
-    connection = Connection(section.address)
+    with stoppable(lambda: None) as stopping:  # Ray does not bear an exception while it starts
+        connection = Connection(section.address)
+    if stopping():
+        connection.close()
+        raise KeyboardInterrupt
     if section.shards != "auto":
         shards = section.shards
     else:
