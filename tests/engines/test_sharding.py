@@ -122,8 +122,9 @@ def test_the_clients_state_is_divided_and_put_together_again() -> None:
     assert all(torch.equal(again[name], array) for name, array in state.items())
 
 
-def test_a_download_crosses_once_for_each_shard_and_nothing_else_of_the_server() -> None:
-    run = federation(world("fedavg"), make_engine=partial(sharded, shards=2))
+@pytest.mark.parametrize("method", ["fedavg", "fedlog"])  # which wraps it for each client anew
+def test_a_download_crosses_once_for_each_shard(method: str) -> None:
+    run = federation(world(method), make_engine=partial(sharded, shards=2))
     run.do_round(1)
     engine = run.engine
     assert isinstance(engine, ShardedEngine)
@@ -131,6 +132,7 @@ def test_a_download_crosses_once_for_each_shard_and_nothing_else_of_the_server()
     asked = [call for call in engine.cluster.calls if call.function == "ask"]
     assert [len(call.downs) for call in asked] == [1, 1]
     assert [call.shard for call in asked] == [0, 1]
+    assert asked[0].downs[0] is asked[1].downs[0]
 
 
 def test_a_clients_state_is_that_of_the_local_engine() -> None:

@@ -22,7 +22,6 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-import fedgist
 from fedgist.core.tree import Tree
 from fedgist.engines.process_control import keep_memory, set_up_torch
 from fedgist.engines.sharded_engine import Call, Value
@@ -247,7 +246,7 @@ def versions() -> dict[str, str]:
 
 def _code() -> str:
     """Return a digest of fedgist's files: development changes them without a new version."""
-    folder = Path(fedgist.__file__).parent
+    folder = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())

@@ -116,9 +116,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     entry = sealed(rounds | now | asdict(checkpoint.binding))
     entry[WHOLE] = _digest(entry, arrays)
     files.write(folder / STATE, as_bytes(HEADER_KEY, json.dumps(entry), arrays))
-    remove_parts(
-        folder / STATE.parent, [n for parts in files_of.values() if parts for n in parts.files]
-    )
+    kept = [name for parts in files_of.values() if parts for name in parts.files]
+    remove_parts(folder / STATE.parent, kept)
 
 
 def load(folder: Path) -> Checkpoint | None:
