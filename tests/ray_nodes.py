@@ -1,11 +1,17 @@
-"""A Ray cluster of two nodes with one core each, on this machine."""
+"""A Ray cluster of two nodes with one core each, on this machine.
+
+Ray is loaded only by a test that uses it: it brings a gRPC of its own into the process.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import psutil
-from ray.cluster_utils import Cluster
+
+if TYPE_CHECKING:
+    from fedgist.engines.ray_cluster import RayCluster
 
 ONE_CORE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 200 << 20}
 
@@ -14,6 +20,8 @@ class Nodes:
     """The nodes: a head, which stays, and a second one, which can be killed."""
 
     def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
         self.cluster = Cluster(
             initialize_head=True, head_node_args={**ONE_CORE, "include_dashboard": False}
         )
@@ -40,3 +48,9 @@ def is_actor(process: psutil.Process, name: str) -> bool:
         return name in "".join(process.cmdline())
     except psutil.Error:  # it has ended
         return False
+
+
+def cluster_of(address: str, make: Callable[[int], object], shards: int) -> RayCluster:
+    from fedgist.engines.ray_cluster import Connection, RayCluster
+
+    return RayCluster(Connection(address), make, shards)

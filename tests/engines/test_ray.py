@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 from commands import Command, call, fedgist, wait_until
-from fedgist.engines.ray_cluster import Connection, RayCluster
 from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import DataError, WorkerError
 from fedgist.methods import METHODS
@@ -25,7 +23,7 @@ from fedgist.runs.shard_host import HostRecipe, ShardHost
 from fedgist.testing.small_worlds import PAIRS, law_world, local_engine, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
-from ray_nodes import Nodes
+from ray_nodes import Nodes, cluster_of
 
 pytestmark = [pytest.mark.environment, pytest.mark.slow]
 
@@ -37,7 +35,7 @@ def on_ray(small_world: World, plan: Plan, address: str, shards: int) -> Sharded
     plans = dict.fromkeys(side.task.architectures, plan)
     source = HostRecipe(side.setup.text, side.setup.given, settings, plans, shards)
     make = functools.partial(ShardHost, source)
-    cluster = RayCluster(Connection(address), make, shards)
+    cluster = cluster_of(address, make, shards)
     parts = side.method, side.task, small_world.population, settings, plans
     return ShardedEngine(*parts, shards=shards, cluster=cluster, later=HostsHere(make, shards))
 
@@ -186,9 +184,11 @@ def test_a_host_that_cannot_be_made_says_why(nodes: Nodes) -> None:
             raise DataError("row 7 cannot be read")
         return number
 
-    cluster = RayCluster(Connection(nodes.address), fails, 2)
+    cluster = cluster_of(nodes.address, fails, 2)
     with pytest.raises(DataError, match="row 7 cannot be read"):
         cluster.start()
+    import ray
+
     assert not ray.is_initialized()
 
 
@@ -196,13 +196,13 @@ def test_an_unexpected_error_in_an_actor_is_shown_whole(nodes: Nodes) -> None:
     def breaks(number: int) -> object:
         return 1 // number
 
-    cluster = RayCluster(Connection(nodes.address), breaks, 1)
+    cluster = cluster_of(nodes.address, breaks, 1)
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         cluster.start()
 
 
 def test_what_an_actor_cannot_import_is_named(nodes: Nodes) -> None:
-    cluster = RayCluster(Connection(nodes.address), imported_here_alone, 1)
+    cluster = cluster_of(nodes.address, imported_here_alone, 1)
     with pytest.raises(WorkerError, match="No module named"):
         cluster.start()
 

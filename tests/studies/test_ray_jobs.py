@@ -12,7 +12,6 @@ import pytest
 from commands import Command, fedgist, wait_until
 from fedgist.runs.run_directory import LOCK
 from fedgist.runs.run_seals import seal_of
-from fedgist.studies.ray_jobs import read_files
 from ray_nodes import Nodes
 
 pytestmark = pytest.mark.slow
@@ -138,7 +137,10 @@ def test_options_of_a_cluster_are_refused_without_one(tmp_path: Path) -> None:
     assert "unknown --on 'rya'; did you mean 'ray'" in done.stderr
 
 
+@pytest.mark.environment
 def test_a_runs_files_are_read_without_its_lock_and_unfinished_files(tmp_path: Path) -> None:
+    from fedgist.studies.ray_jobs import read_files
+
     for name in ("rounds.jsonl", "checkpoint/state.safetensors", str(LOCK), ".recipe.toml.7"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name, "utf-8")
