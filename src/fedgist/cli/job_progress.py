@@ -76,7 +76,7 @@ def do_jobs(
     ``metric`` is the column to show, by default the column of each job's main metric. ``live``
     sends the jobs' rounds to trackers.
     """
-    # both load torch, which --help and the check of a recipe do not need
+    # it loads torch, which --help and the check of a recipe do not need
     from fedgist.studies.jobs import fault_of, is_done, run_jobs
 
     failed: dict[str, str] = {}

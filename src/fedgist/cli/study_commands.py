@@ -72,7 +72,7 @@ On = Annotated[
     str,
     typer.Option(
         "--on",
-        help="local (this machine) or ray (the cluster of RAY_ADDRESS; docs/cluster.md).",
+        help="local, or ray: the cluster of RAY_ADDRESS, or one of this machine (docs/cluster.md).",
     ),
 ]
 Cores = Annotated[int, typer.Option(min=1, help="With --on ray: cores of each run.")]

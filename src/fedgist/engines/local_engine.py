@@ -107,8 +107,6 @@ class LocalEngine:
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Evaluate each client's model after this download, by :func:`score_models`."""
-        if not self.settings.share_measurements:
-            return Scores({})
         return score_models(self, self.host, ctx, orders, downs, split)
 
     def score_each(

@@ -56,8 +56,11 @@ def score_models(
     """Return the scores of the clients' models after these downloads.
 
     A model that several clients share is evaluated once. Before a second test, each client trains
-    its own copy, if the method or the settings require it.
+    its own copy, if the method or the settings require it. Clients that keep their measurements
+    have no scores.
     """
+    if not host.settings.share_measurements:
+        return Scores({})
     tables: dict[str, list[ScoreTable]] = {}
     apart, shared, whole = [], [], None
     names = sorted({o.architecture for o in orders})

@@ -149,8 +149,6 @@ class ShardedEngine:
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Evaluate each client's model after this download, as the local engine does."""
-        if not self.settings.share_measurements:
-            return Scores({})
         return score_models(self, self.host, ctx, orders, downs, split)
 
     def score_each(

@@ -104,30 +104,27 @@ def run_server(
         Set at the first Ctrl-C or SIGTERM. Others may set it, too, to stop the run.
     """
     began = time.perf_counter()
-    inputs = of_server(side) if place.inputs is None else place.inputs
-    if place.saved and place.folder:
-        check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
-    binding = binding_of(side, inputs, place.saved)
-    releases = _releases(side, place)  # before later lines are cut off
-    with _naming_resume_command(place.folder):
+    with contextlib.closing(engine), _naming_resume_command(place.folder):
+        inputs = of_server(side) if place.inputs is None else place.inputs
+        if place.saved and place.folder:
+            check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
+        binding = binding_of(side, inputs, place.saved)
+        releases = _releases(side, place)  # before later lines are cut off
         record = _open_record(side, place, binding)
-        try:
-            state = start_server(side) if state is None else state
-            federation = Federation(side, engine, state, releases=releases, probe=probe)
-            costs = _begin(federation, place)
-            observer.began(side, str(place.folder or ""), federation.round)
-            notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding), *costs]
-            _show_notes(observer, notes)
-            switch = stop or threading.Event()
-            _do_rounds(federation, record, observer, binding, save_features, switch)
-            if federation.best is not None:
-                federation.restore(federation.best)
-            save_features(federation, None)
-            notes += _end_notes(federation, record.rounds, observer)
-            end = _result_of(side, record, notes, binding, time.perf_counter() - began)
-            record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
-        finally:
-            engine.close()
+        state = start_server(side) if state is None else state
+        federation = Federation(side, engine, state, releases=releases, probe=probe)
+        costs = _begin(federation, place)
+        observer.began(side, str(place.folder or ""), federation.round)
+        notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding), *costs]
+        _show_notes(observer, notes)
+        switch = stop or threading.Event()
+        _do_rounds(federation, record, observer, binding, save_features, switch)
+        if federation.best is not None:
+            federation.restore(federation.best)
+        save_features(federation, None)
+        notes += _end_notes(federation, record.rounds, observer)
+        end = _result_of(side, record, notes, binding, time.perf_counter() - began)
+        record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
     return federation, record, end
 
 
