@@ -38,10 +38,10 @@ NO_TIME = "no time left"
 UNUSED = ("typer", "jinja2", "scikit-learn", "scipy")
 #: The parts by importance, with their shares of the time.
 SHARES: Mapping[str, float] = {
-    "W1": 3.0,
-    "W2": 3.0,
-    "W3": 2.0,
-    "laws": 6.0,
+    "W1": 5.0,
+    "W2": 4.0,
+    "W3": 1.0,
+    "laws": 3.0,
     "flesd": 3.0,
     "synchronizations": 1.0,
     "resume": 2.0,

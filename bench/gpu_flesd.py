@@ -63,9 +63,9 @@ def flesd(setting: Setting) -> Measured:
         step()
         yield {"peak_mb": {name: setting.peak_mb(before)}}
         turns[name] = _turn(step, sizes.steps, setting)
-    seconds = in_turns(turns, 1 if setting.quick else REPEATS, setting)
-    compared = {name: values for name, values in seconds.items() if "augmented" not in name}
-    yield {"seconds": summary(seconds), **ratios(compared)}
+    for seconds in in_turns(turns, 1 if setting.quick else REPEATS, setting):
+        compared = {name: values for name, values in seconds.items() if "augmented" not in name}
+        yield {"seconds": summary(seconds), **ratios(compared)}
 
 
 def _turn(step: Callable[[], None], steps: int, setting: Setting) -> Callable[[], list[float]]:

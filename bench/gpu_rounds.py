@@ -83,8 +83,8 @@ def rounds(name: str, setting: Setting) -> Measured:
             theirs = setting.timed(bare)
             yield {"peak_mb": {kind: _peak_of(theirs, before, setting)}}
             contenders[kind] = functools.partial(turn, theirs)
-        seconds = in_turns(contenders, 1 if setting.quick else REPEATS, setting)
-    yield {"seconds": summary(seconds), **ratios(seconds)}
+        for seconds in in_turns(contenders, 1 if setting.quick else REPEATS, setting):
+            yield {"seconds": summary(seconds), **ratios(seconds)}
 
 
 def _peak_of(round_of: Callable[[], float], before: int, setting: Setting) -> float | None:

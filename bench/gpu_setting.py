@@ -71,10 +71,11 @@ class Setting:
 
 def in_turns(
     contenders: Mapping[str, Callable[[], list[float]]], repeats: int, setting: Setting
-) -> dict[str, list[float]]:
-    """Return the seconds of each contender, taken in turns; the first turns only warm up.
+) -> Iterator[dict[str, list[float]]]:
+    """Yield the seconds of each contender so far, after each of its turns but the first.
 
-    It ends early, but not before one turn of each counts, if the next turns would take too long.
+    The first turns only warm up. It ends early, but not before one turn of each counts, if the next
+    turns would take too long.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
@@ -82,9 +83,10 @@ def in_turns(
         for name, take_turn in contenders.items():
             took = take_turn()
             seconds[name].extend(took if repeat else [])
+        if repeat:
+            yield seconds
         if repeat and setting.left < time.monotonic() - begin:
             break
-    return seconds
 
 
 def summary(seconds: Mapping[str, Sequence[float]]) -> Figures:

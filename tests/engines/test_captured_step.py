@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.engines import plan_timing
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.testing.small_worlds import ALONE, Trace, federation, state_of, trace, world
 from fedgist.training import captured_step, local_training
@@ -209,11 +208,6 @@ def test_private_steps_and_lazy_rows_are_not_captured() -> None:
         with patch.object(Cohort, "private_steps", object()):
             assert captured_step.captured(step, cohort, turns) is step
     assert captured_step.captured(step, cohort, turns) is step  # on a CPU
-
-
-def test_the_timing_of_a_plan_captures_nothing() -> None:
-    # a plan is timed by so few steps that captures would take most of the time
-    assert plan_timing.STEPS < captured_step.LEAST
 
 
 class Doubling:

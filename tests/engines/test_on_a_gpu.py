@@ -9,6 +9,7 @@ import pytest
 from torch.utils import backend_registration
 
 from commands import call
+from fedgist.engines.plan_timing import STEPS_ON_GPU
 from fedgist.methods import METHODS
 
 TESTS = Path(__file__).parents[1]
@@ -121,3 +122,43 @@ for name, method in METHOD_OBJECTS.items():
 """
     done = call([sys.executable, "-c", tried], TESTS)
     assert len(done.stdout.split()) > len(METHODS)
+
+
+@pytest.mark.slow
+@pytest.mark.environment
+@pytest.mark.skipif(not TELLS, reason="this torch knows no device that is made in Python")
+def test_plans_are_timed_there_with_the_captures_of_a_round() -> None:
+    # rejects a choice by steps one by one, and by steps that a round does not have; a step that
+    # cannot be captured still makes no model one that cannot be stacked
+    tried = """
+from unittest.mock import patch
+import pretended_gpu
+from fedgist.engines import plan_timing
+from fedgist.runs.prepare import host_settings
+from fedgist.runs.round import start_server
+from fedgist.testing.small_worlds import world
+from fedgist.training import captured_step
+from pretended_graphs import PretendedGraphs
+def timed(epochs, fails_at=0):
+    done = PretendedGraphs(fails_at)
+    with (
+        pretended_gpu.pretended_gpu(),
+        patch.object(captured_step, "capturing_on", done.capturing_on),
+        patch.object(plan_timing, "LONG_ON_GPU_S", 1e9),
+        patch.object(plan_timing, "remembered", lambda _, make: make()),
+    ):
+        w = world("fedavg", train={"local_epochs": epochs}, engine={"device": "cuda"})
+        server, about = w.server, host_settings(w)
+        state = start_server(server)
+        about = server.method, server.task, w.population, about, state
+        plans = plan_timing.choose_plans(*about, {}, cohort_size=5)
+    return done, plans
+pretended_gpu.tell_torch()
+short, _ = timed(1)
+done, plans = timed(40)
+_, broken = timed(40, fails_at=1)
+(plan,) = plans.values()
+print(short.replays, done.captures, done.replays, plan.stack, plans == broken)
+"""
+    done = call([sys.executable, "-W", "ignore", "-c", tried], TESTS)
+    assert done.stdout.split() == ["0", "1", str(STEPS_ON_GPU), "True", "True"]

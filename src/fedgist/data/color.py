@@ -7,6 +7,7 @@ A. Each change is defined as in torchvision. Images are (images, 3, height, widt
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ HUE = 0.2  # largest hue shift, as a share of the full circle
 JITTERED, GREY = 0.8, 0.2  # probability of each change per image
 LUMA = (0.2989, 0.587, 0.114)  # weights of red, green and blue in grey
 RGB = 3
+
+Change: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def jittered(x: Tensor, keys: Tensor, rows: int) -> Tensor:
@@ -35,10 +38,22 @@ def jittered(x: Tensor, keys: Tensor, rows: int) -> Tensor:
     out = x.clone()
     for place in range(len(CHANGES)):
         for number, change in enumerate(CHANGES):
-            which = ((order[:, place] == number) & chosen).nonzero().squeeze(1)
-            by = draws[which, number].view(-1, 1, 1, 1)
-            out[which] = change(out[which], by)
+            which = (order[:, place] == number) & chosen
+            out = _changed(out, which, change, draws[:, number].view(-1, 1, 1, 1))
     return out
+
+
+def _changed(x: Tensor, which: Tensor, change: Change, by: Tensor) -> Tensor:
+    """Return ``x`` (images, 3, height, width) with those images changed that a mask selects.
+
+    ``which`` is (images,), and ``by`` (images, 1, 1, 1). On a CPU, ``x`` itself is changed.
+    """
+    if x.device.type == "cpu":
+        at = which.nonzero().squeeze(1)
+        x[at] = change(x[at], by[at])
+        return x
+    # reading from a GPU which images these are would block the CPU: it changes all of them
+    return torch.where(which.view(-1, 1, 1, 1), change(x, by), x)
 
 
 def grey_images(x: Tensor, keys: Tensor, rows: int) -> Tensor:
@@ -52,8 +67,8 @@ def grey_images(x: Tensor, keys: Tensor, rows: int) -> Tensor:
 
 def grey(x: Tensor) -> Tensor:
     """Return the luma of images (images, 3, height, width): (images, 1, height, width)."""
-    weights = torch.tensor(LUMA, device=x.device).view(-1, 1, 1)
-    return (x * weights).sum(1, keepdim=True)
+    red, green, blue = x.chunk(RGB, 1)
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
 def brightened(x: Tensor, by: Tensor) -> Tensor:
@@ -103,7 +118,7 @@ def _blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
     return (share * x + (1 - share) * other).clamp(0, 1)
 
 
-CHANGES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+CHANGES: tuple[Change, ...] = (
     brightened,
     contrasted,
     saturated,

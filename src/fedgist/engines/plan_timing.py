@@ -19,6 +19,7 @@ from fedgist.core.kernel_choice import compilable
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
 from fedgist.core.tree import Tree
+from fedgist.data.client_rows import steps_of
 from fedgist.data.sources.file_sizes import usable_memory
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.population import HostSettings, Population
@@ -37,8 +38,12 @@ from fedgist.training.stacking_plan import (
 )
 
 STEPS = 3  # timed steps of the real work for each candidate
-TRIES = 2  # measurements of each candidate; the fastest one counts
 LONG_S = 0.05  # if the first step takes so long, one more is enough
+#: On a GPU a phase is timed as it runs, captures included, but with at most so many steps. One step
+#: alone shows how fast the CPU starts kernels, and not how long a captured step takes.
+STEPS_ON_GPU = 32
+LONG_ON_GPU_S = 0.2
+TRIES = 2  # measurements of each candidate; the fastest one counts
 
 
 def choose_plans(
@@ -80,13 +85,15 @@ class _Probe:
     ) -> None:
         self.method, self.task, self.population, self.server = method, task, population, server
         self.settings, self.say = replace(settings, workers=1), say
-        on_gpu = settings.device.startswith("cuda")
-        free = torch.cuda.mem_get_info(settings.device)[0] if on_gpu else usable_memory()
+        self.on_gpu = settings.device.startswith("cuda")
+        free = torch.cuda.mem_get_info(settings.device)[0] if self.on_gpu else usable_memory()
         self.memory_limit = memory_limit or free
         key = torch.zeros((), dtype=torch.int64)
         stages = method.stages(Context(key, task, 1, ""))
-        learning = [s for s in stages if method.phases(Context(key, task, 1, s))]
+        phases = {s: method.phases(Context(key, task, 1, s)) for s in stages}
+        learning = [stage for stage in stages if phases[stage]]
         self.stage = learning[0] if learning else None
+        self.phases = phases[learning[0]][:1] if learning else ()
 
     def plan(self, name: str, arch: Architecture, fixed: int | None) -> Plan:
         """Return the execution plan for one architecture."""
@@ -137,6 +144,7 @@ class _Probe:
             "device": self.settings.device,
             "rows": min(training.batch_size, int(self.population.train.counts.max())),
             **({"frozen": True} if arch.frozen else {}),
+            **({"steps": self._length(0.0)[0]} if self.on_gpu else {}),
         }
 
     @property
@@ -147,13 +155,13 @@ class _Probe:
     def _tried(self, name: str, arch: Architecture) -> dict[str, str | bool]:
         """Return why the method cannot be stacked, if so, and whether it can have the kernels."""
         note = why_alone(
-            lambda plan: self._seconds(name, plan), "each" if _layouts(arch) else "stacked"
+            lambda plan: self._try(name, plan), "each" if _layouts(arch) else "stacked"
         )
         if note or not self._may_compile(arch) or library() is None:
             return {"note": note, "compiled": False}
         every: dict[str, Compiled] = dict.fromkeys(compilable(arch.module), "compiled")
         try:
-            self._seconds(name, Plan(2, kernels=every))
+            self._try(name, Plan(2, kernels=every))
         except (RuntimeError, ValueError, TypeError):  # the loss takes second derivatives, say
             return {"note": "", "compiled": False}
         return {"note": "", "compiled": True}
@@ -199,7 +207,7 @@ class _Probe:
                 kernels,
             )
 
-    def _prepare(self, name: str, plan: Plan) -> tuple[Cohort, Clients, tuple[Phase, ...]]:
+    def _prepare(self, name: str, plan: Plan) -> tuple[Cohort, Clients]:
         assert self.stage is not None  # called only if a stage trains
         task = replace(self.task, architectures={name: self.task.architectures[name]})
         engine = LocalEngine(self.method, task, self.population, self.settings, {name: plan})
@@ -207,18 +215,37 @@ class _Probe:
         clients = [c for c in self.population.clients if name in c.architectures]
         orders = [Order(c.id, name) for c in clients[: max(64, plan.cohort_size)]]
         downs = [self.method.download(self.server, o, ctx) for o in orders]
-        cohort, state = engine.trial(ctx, orders, downs)
-        return cohort, state, self.method.phases(ctx)[:1]
+        return engine.trial(ctx, orders, downs)
+
+    def _try(self, name: str, plan: Plan) -> None:
+        """Do one step by a plan."""
+        with as_workers_do():
+            cohort, clients = self._prepare(name, plan)
+            local_training.train(cohort, clients, _of_steps(self.phases, 1))
 
     def _seconds(self, name: str, plan: Plan) -> float:
         """Return a plan's seconds per client and step."""
         with as_workers_do():
-            cohort, clients, phases = self._prepare(name, plan)
-            first = _timed(cohort, clients, tuple(replace(p, steps=1) for p in phases))
-            steps, tries = (STEPS, TRIES) if first < LONG_S else (1, 1)
-            phases = tuple(replace(p, steps=steps) for p in phases)
-            best = min(_timed(cohort, clients, phases) for _ in range(tries))
+            cohort, clients = self._prepare(name, plan)
+            single = _of_steps(self.phases, 1)
+            if self.on_gpu:
+                _timed(cohort, clients, single)  # which loads its kernels
+            first = _timed(cohort, clients, single)
+            steps, tries = self._length(first)
+            several = _of_steps(self.phases, steps)
+            best = min(_timed(cohort, clients, several) for _ in range(tries))
         return best / (steps * len(cohort.ids))
+
+    def _length(self, first: float) -> tuple[int, int]:
+        """Return how many steps are timed, and how often, if one has taken ``first`` seconds."""
+        if first >= (LONG_ON_GPU_S if self.on_gpu else LONG_S):
+            return 1, 1
+        if not self.on_gpu:
+            return STEPS, TRIES
+        (phase,) = self.phases
+        counts, batch_size = self.population.train.counts, self.task.training.batch_size
+        most = int(steps_of(counts, batch_size, phase.epochs, phase.steps).max())
+        return min(STEPS_ON_GPU, most), 1
 
     def _bytes(self, name: str) -> int:
         """Return the memory in bytes for one more client in a stack.
@@ -234,10 +261,14 @@ class _Probe:
 
         hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
         with as_workers_do(), hooks:
-            cohort, clients, phases = self._prepare(name, Plan(1, stack=False))
-            local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
+            cohort, clients = self._prepare(name, Plan(1, stack=False))
+            local_training.train(cohort, clients, _of_steps(self.phases, 1))
         numbers = sum(a.numel() for a in clients.net.params.values())
         return 16 * numbers + 2 * held
+
+
+def _of_steps(phases: tuple[Phase, ...], steps: int) -> tuple[Phase, ...]:
+    return tuple(replace(phase, steps=steps) for phase in phases)
 
 
 def _timed(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> float:

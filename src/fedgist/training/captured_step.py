@@ -24,8 +24,7 @@ from fedgist.errors import first_line
 from fedgist.training.cohort import Cohort
 from fedgist.training.timetable import Turn
 
-#: The fewest steps of a form that are captured: more than a plan is timed by, so that a timing of
-#: three steps does not consist of captures.
+#: The fewest steps of a form that are captured: a capture costs the time of two steps.
 LEAST = 4
 WARM_UPS = 1  # steps before a capture, which load kernels and allocate their workspaces
 FAILURES = (

@@ -68,7 +68,7 @@ def sizes(clients: int, cores: int, most: int) -> list[int]:
     return sorted(candidates)
 
 
-def why_alone(try_out: Measure, convolutions: Convolutions) -> str:
+def why_alone(try_out: Callable[[Plan], object], convolutions: Convolutions) -> str:
     """Return why a model cannot be stacked, or nothing if it can be.
 
     ``try_out`` does a step by a plan. A model that fails or warns in a stack is not stacked.
