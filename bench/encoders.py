@@ -89,8 +89,8 @@ def _distillation(sent: Tensor) -> Callable[[], None]:
 
     def work() -> None:
         now = student
-        for number in range(STEPS):
-            now = settings.step(now, ensemble, start, "projection", number, ctx)
+        for lesson in settings.lessons(student, range(STEPS), ctx):
+            now = settings.step(now, ensemble, start, "projection", lesson)
 
     return work
 

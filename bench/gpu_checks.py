@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from gpu_flesd import PAPER, TINY, distillation_step
+from gpu_flesd import PAPER, TINY, distillation_stage
 from gpu_rounds import federation_of, sized
 from gpu_setting import Figures, Measured, NotHereError, Setting
 from torch import Tensor
@@ -27,6 +27,7 @@ from fedgist.core.method import Method
 from fedgist.errors import first_line
 from fedgist.methods import METHODS
 from fedgist.methods.common.codistillation import Distillation
+from fedgist.methods.common.server_training import STEPS_AT_ONCE
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.flesd import FLESD, SimilarityDistillation
 from fedgist.methods.merged_codist import MergedCodist
@@ -178,15 +179,16 @@ def _resumed(name: str, setting: Setting) -> Figures:
 
 
 def synchronizations(setting: Setting) -> Measured:
-    """Yield where the CPU waits for the GPU in a round of workloads and in FLESD's steps."""
+    """Yield where the CPU waits for the GPU in a round of workloads and in FLESD's stage."""
     if not setting.on_gpu:
         raise NotHereError("only a GPU is waited for")
     for work in (W1, W3):
         yield {work.name: _of_round(sized(work, setting), setting)}
-    step = distillation_step(TINY if setting.quick else PAPER, setting.device, augmented=True)
-    step()
+    stage = distillation_stage(TINY if setting.quick else PAPER, setting.device, augmented=True)
+    stage()
     with waits_shown():
-        yield {"a step of FLESD's distillation": synchronizing(step)}
+        found = synchronizing(stage)
+    yield {"a stage of FLESD's distillation": {**found, "steps": STEPS_AT_ONCE}}
 
 
 def _of_round(work: Workload, setting: Setting) -> Figures:

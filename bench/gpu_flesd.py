@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedgist.data.dataset import Dataset
+from fedgist.methods.common.server_training import STAGE, STEPS_AT_ONCE
 from fedgist.methods.flesd import Ensemble, SimilarityDistillation
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import Overrides
@@ -26,7 +27,7 @@ TEMPERATURE = 0.1
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of a distillation: public rows, clients that sent theirs, anchors, steps of a turn.
+    """Numbers of a distillation: public rows, clients that sent theirs, anchors.
 
     ``hidden`` is the width of the encoder's features, ``out`` that of what is compared.
     """
@@ -37,46 +38,50 @@ class Sizes:
     clients: int
     batch: int
     queue: int
-    steps: int
     out: int = 128
 
 
 #: Section 5.1 of the paper: a sixth of CIFAR-10 is public, five clients send.
-PAPER = Sizes("resnet18", 512, 50_000 // 6, 5, 128, 2048, 20)
-TINY = Sizes("conv4", 64, 40, 2, 8, 16, 2)
+PAPER = Sizes("resnet18", 512, 50_000 // 6, 5, 128, 2048)
+TINY = Sizes("conv4", 64, 40, 2, 8, 16)
 
 
 def flesd(setting: Setting) -> Measured:
     """Yield seconds per step and memory: ours, a bare loop, and ours with augmented images."""
     sizes, device = (TINY if setting.quick else PAPER), setting.device
     makers: dict[str, Callable[[], Callable[[], None]]] = {
-        "fedgist": lambda: distillation_step(sizes, device, augmented=False),
-        "bare, fused": lambda: bare_step(sizes, device, fused=True),
-        "bare": lambda: bare_step(sizes, device, fused=False),
-        "fedgist, augmented images": lambda: distillation_step(sizes, device, augmented=True),
+        "fedgist": lambda: distillation_stage(sizes, device, augmented=False),
+        "bare, fused": lambda: _stage(bare_step(sizes, device, fused=True)),
+        "bare": lambda: _stage(bare_step(sizes, device, fused=False)),
+        "fedgist, augmented images": lambda: distillation_stage(sizes, device, augmented=True),
     }
     turns: dict[str, Callable[[], list[float]]] = {}
-    for name, make_step in makers.items():
+    for name, make_stage in makers.items():
         before = setting.held()
-        step = make_step()
+        stage = make_stage()
         setting.held()
-        step()
+        stage()
         yield {"peak_mb": {name: setting.peak_mb(before)}}
-        turns[name] = _turn(step, sizes.steps, setting)
+        turns[name] = _turn(stage, setting)
     for seconds in in_turns(turns, 1 if setting.quick else REPEATS, setting):
         compared = {name: values for name, values in seconds.items() if "augmented" not in name}
         yield {"seconds": summary(seconds), **ratios(compared)}
 
 
-def _turn(step: Callable[[], None], steps: int, setting: Setting) -> Callable[[], list[float]]:
-    """Return a function that does steps without a wait between them: the seconds of one."""
+def _stage(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that does as many steps as a stage has, without a wait between them."""
 
-    def some() -> None:
-        for _ in range(steps):
+    def stage() -> None:
+        for _ in range(STEPS_AT_ONCE):
             step()
 
-    seconds = setting.timed(some)
-    return lambda: [seconds() / steps]
+    return stage
+
+
+def _turn(stage: Callable[[], None], setting: Setting) -> Callable[[], list[float]]:
+    """Return a function that does a stage: the seconds of one of its steps."""
+    seconds = setting.timed(stage)
+    return lambda: [seconds() / STEPS_AT_ONCE]
 
 
 def _images(count: int) -> Tensor:
@@ -91,8 +96,8 @@ def _sent(sizes: Sizes, device: str) -> Tensor:
     return functional.normalize(sent, dim=2).to(device)
 
 
-def distillation_step(sizes: Sizes, device: str, *, augmented: bool) -> Callable[[], None]:
-    """Return a function that does a step of fedgist's distillation."""
+def distillation_stage(sizes: Sizes, device: str, *, augmented: bool) -> Callable[[], None]:
+    """Return a function that does the next stage of fedgist's distillation."""
     x, y = _images(60), torch.arange(60) % 10
     recipe: dict[str, Any] = {
         "data": {"public": {"augment": CHANGES}} if augmented else {},
@@ -111,19 +116,20 @@ def distillation_step(sizes: Sizes, device: str, *, augmented: bool) -> Callable
     data = Dataset("images", x, y, x, y, 10, 255.0)
     given = Overrides(data=data, public=_images(sizes.public).numpy())
     world = world_of(make(recipe), given)
-    ctx = context(world.server, 1, "distill-0")
+    ctx = context(world.server, 1, f"{STAGE}-0")
     settings = SimilarityDistillation(batch_size=sizes.batch, queue=sizes.queue)
     filled = torch.ones(sizes.clients, device=device)
     ensemble = Ensemble(_sent(sizes, device), filled, torch.zeros(0, 0, device=device))
     start = world.server.task.starts[sizes.model]
     now, number = settings.begin(start, "projection", ctx), 0
 
-    def step() -> None:
+    def stage() -> None:
         nonlocal now, number
-        now = settings.step(now, ensemble, start, "projection", number, ctx)
+        at = replace(ctx, stage=f"{STAGE}-{number}")
+        now = settings.learn(now, ensemble, start, "projection", at)
         number += 1
 
-    return step
+    return stage
 
 
 def _encoder(sizes: Sizes, device: str) -> nn.Module:

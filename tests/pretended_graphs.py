@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedgist.training.captured_step import Capturing, Recording
+from fedgist.core.cuda_graphs import Capturing, Replay
 
 aten = torch.ops.aten
 READS = (aten._local_scalar_dense, aten.nonzero, aten.equal, aten.is_nonzero)
@@ -83,20 +83,20 @@ class PretendedGraphs:
     aside: int = 0
     captures: int = 0
     replays: int = 0
-    alive: weakref.WeakSet[Recording] = field(default_factory=weakref.WeakSet)
+    alive: weakref.WeakSet[Replay] = field(default_factory=weakref.WeakSet)
 
     def capturing_on(self, device: torch.device) -> Capturing:
-        """Stand in for ``captured_step.capturing_on``."""
+        """Stand in for ``cuda_graphs.capturing_on``."""
         return Capturing(self._aside, self._record)
 
     def _aside(self, work: Callable[[], object]) -> None:
         self.aside += 1
         work()
 
-    def _record(self, work: Callable[[], Tensor]) -> Recording:
+    def _record(self, work: Callable[[], object]) -> Replay:
         self.captures += 1
         with _Tape() as tape:
-            losses = work()
+            work()
         if self.captures == self.fails_at:
             raise RuntimeError(f"{REFUSED}\nand more")
 
@@ -104,6 +104,5 @@ class PretendedGraphs:
             self.replays += 1
             tape.play()
 
-        recording = Recording(losses, replay)
-        self.alive.add(recording)
-        return recording
+        self.alive.add(replay)
+        return replay

@@ -276,8 +276,10 @@ def test_rows_and_their_labels_are_mixed_with_others_by_the_same_share() -> None
     small_world = pooled("merged_codist")
     task = replace(small_world.server.task, public=small_world.population.examples)
     ctx = Context(random.key(0), task, 1, "distill-0")
-    plain, none = codistillation._batch(Distillation(1, 9, labels=0.5), ctx, 0)
-    found, truth = codistillation._batch(Distillation(1, 9, labels=0.5, mixup=2), ctx, 0)
+    (first,) = codistillation._lessons(Distillation(1, 9, labels=0.5), [0], ctx)
+    plain, none = first.batch, first.truth
+    (second,) = codistillation._lessons(Distillation(1, 9, labels=0.5, mixup=2), [0], ctx)
+    found, truth = second.batch, second.truth
     assert none is not None
     assert truth is not None
     partners = []

@@ -156,7 +156,8 @@ def test_without_own_anchors_a_step_is_adams_on_that_loss_and_the_anchors_follow
         w.grad = gradient
     optimizer.step()
     # one step alone: of an epoch that is one batch long
-    after = settings.step(student, ensemble, start, "features", 0, ctx)
+    (lesson,) = settings.lessons(student, [0], ctx)
+    after = settings.step(student, ensemble, start, "features", lesson)
     for name, w in weights.items():
         assert torch.allclose(after.arrays[name], w.detach(), atol=1e-6), name
         follows = 0.7 * start.params[name] + 0.3 * w.detach()
@@ -177,8 +178,8 @@ def test_each_row_is_its_own_anchor_and_older_copies_of_it_are_hidden() -> None:
     n = len(public_rows())
     assert settings.anchors(fed.task) == n  # one for each row at most
     student = settings.begin(start, "features", ctx)
-    for number in range(3):
-        before, rows = student, settings.rows_of(student, number, fed.task)
+    for lesson in settings.lessons(student, range(3), ctx):
+        before, rows = student, lesson.rows
         follower = start.with_arrays(before.momentum)
         own = normalize(follower.features(seen(rows)), dim=1)
         anchors = torch.cat([before.queue.anchors, own])[-n:]
@@ -195,7 +196,7 @@ def test_each_row_is_its_own_anchor_and_older_copies_of_it_are_hidden() -> None:
             p = m / m.sum()
             z = (anchors[kept] @ made[i]).double().detach().numpy() / 0.1
             total += float((p * (np.log(p) - (z - np.log(np.exp(z).sum())))).sum())
-        student = settings.step(student, ensemble, start, "features", number, ctx)
+        student = settings.step(student, ensemble, start, "features", lesson)
         value = float(student.losses - before.losses)
         assert value == pytest.approx(total / len(rows), abs=1e-4)
         assert student.queue.places.tolist() == places
@@ -209,10 +210,10 @@ def seen(rows: Tensor) -> Tensor:
 
 def test_each_epoch_goes_through_all_public_rows() -> None:
     student = Student({}, None, {}, None, random.key(4), None, None)  # type: ignore[arg-type]
-    task = world(flesd()).server.task
-    steps = range(FEW.steps(task))
+    ctx = Context(random.key(0), world(flesd()).server.task, 1, "distill-0")
+    steps = range(FEW.steps(ctx.task))
     assert len(steps) == 3 * 4
-    rows = [FEW.rows_of(student, number, task).tolist() for number in steps]
+    rows = [lesson.rows.tolist() for lesson in FEW.lessons(student, steps, ctx)]
     for epoch in range(3):
         of_epoch = [row for piece in rows[4 * epoch : 4 * epoch + 4] for row in piece]
         assert sorted(of_epoch) == list(range(len(public_rows())))

@@ -135,8 +135,12 @@ class BatchNorm(nn.Module):
             out, mean, var = of_each(x, None if run.whole else mask, *about)
         else:  # statistics in full precision
             out, mean, var = of_stack(x.to(self.running_mean.dtype), mask, *about)
-        count = mask.sum() * x[0, 0].numel()
-        self._remember(run, mean, var * count / (count - 1.0).clamp(min=1.0))
+        if run.whole:  # a number of Python's, so that a GPU starts fewer kernels
+            count = len(x) * x[0, 0].numel()
+            self._remember(run, mean, var * count / max(count - 1.0, 1.0))
+            return out
+        seen = mask.sum() * x[0, 0].numel()
+        self._remember(run, mean, var * seen / (seen - 1.0).clamp(min=1.0))
         return out
 
     def _remember(self, run: Pass, mean: Tensor, var: Tensor) -> None:

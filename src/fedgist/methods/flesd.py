@@ -9,7 +9,7 @@ for the rows in the queue. See docs/methods/flesd.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
@@ -40,6 +40,7 @@ from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.server_training import (
+    after_steps,
     check_finite,
     fresh_memory,
     gradient_step,
@@ -103,6 +104,21 @@ class Student:
     order: Tensor
     losses: Tensor
     steps: Tensor
+
+
+@tree
+class Lesson:
+    """Augmented public rows ``x`` (batch, ...), their numbers ``rows`` (batch,), and a key ()."""
+
+    rows: Tensor
+    x: Tensor
+    mask: Tensor
+    key: Tensor
+
+    @property
+    def run(self) -> Pass:
+        """A new training pass of a net on these rows."""
+        return Pass(self.mask, self.key, whole=True)
 
 
 @tree
@@ -189,7 +205,7 @@ class SimilarityDistillation:
 
     def steps(self, task: Task) -> int:
         """Return the number of steps of a distillation."""
-        return self.epochs * self._steps_per_epoch(task)
+        return self.epochs * -(-len(task.public_rows) // self.batch_size)
 
     def stages(self, task: Task) -> tuple[str, ...]:
         """Return the stages of a distillation."""
@@ -220,7 +236,7 @@ class SimilarityDistillation:
         public, m = ctx.task.public_rows, self.anchors(ctx.task)
         places = random.permutation(ctx.draw("queue"), len(public))[:m]
         anchors = [
-            self._anchors(net, piece, ctx.draw("queue", number), of, ctx.task)
+            _anchors(net, _lesson(piece, ctx.draw("queue", number), ctx.task), of)
             for number, piece in enumerate(torch.split(places, self.batch_size))
         ]
         zero = torch.zeros((), device=ctx.key.device)
@@ -236,15 +252,26 @@ class SimilarityDistillation:
         Every slot of the ``ensemble`` is used.
         """
         student = replace(student, memory=map_leaves(torch.clone, student.memory))
-        epochs: dict[int, tuple[Tensor, ...]] = {}
-        for number in steps_in(ctx.stage, self.steps(ctx.task)):
-            epoch, place = divmod(number, self._steps_per_epoch(ctx.task))
-            if epoch not in epochs:
-                epochs[epoch] = self._epoch(student, epoch, ctx.task)
-            rows = epochs[epoch][place]
-            student = self.step(student, ensemble, start, of, number, ctx, rows)
+
+        def step(student: Student, lesson: Lesson) -> Student:
+            return self.step(student, ensemble, start, of, lesson)
+
+        numbers = steps_in(ctx.stage, self.steps(ctx.task))
+        student = after_steps(step, student, self.lessons(student, numbers, ctx))
         check_finite(student.arrays, "the student", ctx)
         return student
+
+    def lessons(self, student: Student, numbers: Iterable[int], ctx: Context) -> Iterator[Lesson]:
+        """Yield the lessons of these steps: each epoch has its own random order of all rows."""
+        public = len(ctx.task.public_rows)
+        per_epoch = -(-public // self.batch_size)
+        epochs: dict[int, tuple[Tensor, ...]] = {}
+        for number in numbers:
+            epoch, place = divmod(number, per_epoch)
+            if epoch not in epochs:
+                order = random.permutation(random.fold(student.order, epoch), public)
+                epochs[epoch] = torch.split(order, self.batch_size)
+            yield _lesson(epochs[epoch][place], ctx.draw("step", number), ctx.task)
 
     def step(
         self,
@@ -252,31 +279,26 @@ class SimilarityDistillation:
         ensemble: Ensemble,
         start: Net,
         of: Outlook,
-        number: int,
-        ctx: Context,
-        rows: Tensor | None = None,
+        lesson: Lesson,
     ) -> Student:
-        """Return the student after one step on ``rows`` (batch,), by default those of the step."""
-        rows = self.rows_of(student, number, ctx.task) if rows is None else rows
-        key = ctx.draw("step", number)
-        x, run = self._views(rows, key, ctx.task)
-        net, queue = start.with_arrays(student.arrays), student.queue
+        """Return the student after one step; its optimizer's state is updated in place."""
+        rows, net, queue = lesson.rows, start.with_arrays(student.arrays), student.queue
         if self.own_anchor:
             follower = net.with_arrays(student.momentum)
-            queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
+            queue = queue.taking(_anchors(follower, lesson, of), rows)
         hidden = self.hidden(rows, queue.places)
         target = self.target(ensemble, rows, queue.places, hidden)
 
         def loss(net: Net) -> Tensor:
-            return self.divergence(embedding(net, x, of), queue.anchors, hidden, target)
+            return self.divergence(embedding(net, lesson.x, of), queue.anchors, hidden, target)
 
         optimizer = Optimizer("adam", lr=self.lr, weight_decay=self.weight_decay)
-        arrays, value = gradient_step(net, loss, run, optimizer, student.memory)
+        arrays, value = gradient_step(net, loss, lesson.run, optimizer, student.memory)
         zeta = self.momentum
         momentum = {n: zeta * old + (1 - zeta) * arrays[n] for n, old in student.momentum.items()}
         if not self.own_anchor:
             follower = start.with_arrays(arrays | momentum)
-            queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
+            queue = queue.taking(_anchors(follower, lesson, of), rows)
         return replace(
             student,
             arrays=arrays,
@@ -315,29 +337,17 @@ class SimilarityDistillation:
         q = q.masked_fill(hidden, torch.finfo(q.dtype).min)
         return kl_div(log_softmax(q, 1), target, reduction="none").sum(1).mean()
 
-    def _steps_per_epoch(self, task: Task) -> int:
-        return -(-len(task.public_rows) // self.batch_size)
 
-    def rows_of(self, student: Student, number: int, task: Task) -> Tensor:
-        """Return the rows of a step, (batch,): each epoch has its own random order of all rows."""
-        epoch, place = divmod(number, self._steps_per_epoch(task))
-        return self._epoch(student, epoch, task)[place]
+def _lesson(rows: Tensor, key: Tensor, task: Task) -> Lesson:
+    """Return augmented public rows, of these numbers (batch,)."""
+    batch = take(task.public_rows.batch(rows.unsqueeze(0), key.unsqueeze(0)), 0)
+    return Lesson(rows, batch.x, batch.mask, random.fold(key, "pass"))
 
-    def _epoch(self, student: Student, epoch: int, task: Task) -> tuple[Tensor, ...]:
-        """Return the rows of each step of an epoch, (batch,) each."""
-        order = random.permutation(random.fold(student.order, epoch), len(task.public_rows))
-        return torch.split(order, self.batch_size)
 
-    def _views(self, rows: Tensor, key: Tensor, task: Task) -> tuple[Tensor, Pass]:
-        """Return augmented rows, and the training pass of a net on these rows."""
-        batch = take(task.public_rows.batch(rows.unsqueeze(0), key.unsqueeze(0)), 0)
-        return batch.x, Pass(batch.mask, random.fold(key, "pass"), whole=True)
-
-    def _anchors(self, net: Net, rows: Tensor, key: Tensor, of: Outlook, task: Task) -> Tensor:
-        """Return a net's embeddings of augmented rows, (batch, d), with training batch norm."""
-        x, run = self._views(rows, key, task)
-        with torch.no_grad():
-            return embedding(replace(net, run=run), x, of)
+def _anchors(net: Net, lesson: Lesson, of: Outlook) -> Tensor:
+    """Return a net's embeddings of the rows, (batch, d), with training batch norm."""
+    with torch.no_grad():
+        return embedding(replace(net, run=lesson.run), lesson.x, of)
 
 
 MOST = 127  # of an int8

@@ -9,7 +9,7 @@ model runs once per batch: as a teacher of the other students, and as a regulari
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,7 @@ from fedgist.core.bounds import (
     Temperature,
     of_pool,
 )
+from fedgist.core.device_copy import copied
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
@@ -36,6 +37,7 @@ from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.server_training import (
+    after_steps,
     check_finite,
     fresh_memory,
     gradient_step,
@@ -147,49 +149,82 @@ def begin(weights: Mapping[str, Weights], ctx: Context) -> Students:
     return Students(dict(weights), memory, dict.fromkeys(weights, zero), zero)
 
 
+@tree
+class Lesson:
+    """What a step learns from: a batch, its labels' distributions, and the students' keys, ().
+
+    The distributions are (batch, classes), or (batch, length, classes) for texts, or None.
+    """
+
+    batch: Batch
+    truth: Tensor | None
+    keys: dict[str, Tensor]
+
+
 def learn(
     students: Students, frozen: Mapping[str, Weights], settings: Distillation, ctx: Context
 ) -> Students:
     """Return the students after the steps of a stage, all on the same batches."""
     nets = ctx.task.starts
     teachers = {name: nets[name].with_arrays(w.arrays) for name, w in frozen.items()}
-    weights, memory, losses = dict(students.weights), {}, dict(students.losses)
-    for name, state in students.memory.items():
-        memory[name] = map_leaves(torch.clone, state)  # the optimizer works in place
-    steps = steps_in(ctx.stage, settings.steps)
-    for number in steps:
-        batch, truth = _batch(settings, ctx, number)
+    optimizers = {name: settings.optimizer(name, ctx) for name in students.weights}
+
+    def step(students: Students, lesson: Lesson) -> Students:
+        batch = lesson.batch
         with torch.no_grad():
             logits = {name: net(batch.x) for name, net in teachers.items()}
-        for name, old in weights.items():
-            target = settings.target(name, logits, truth)
-            student, key = nets[name].with_arrays(old.arrays), ctx.draw("student", name, number)
+        weights: dict[str, Weights] = {}
+        losses: dict[str, Tensor] = {}
+        for name, old in students.weights.items():
+            target = settings.target(name, logits, lesson.truth)
+            student, run = nets[name].with_arrays(old.arrays), Pass(batch.mask, lesson.keys[name])
             far = functools.partial(_divergence, batch=batch, target=target)
-            about = Pass(batch.mask, key), settings.optimizer(name, ctx), memory[name]
+            about = run, optimizers[name], students.memory[name]
             arrays, loss = gradient_step(student, far, *about)
             weights[name] = Weights(arrays)
-            losses[name] = losses[name] + loss
-    for name, learned in weights.items():
+            losses[name] = students.losses[name] + loss
+        return replace(students, weights=weights, losses=losses)
+
+    numbers = steps_in(ctx.stage, settings.steps)
+    memory = {name: map_leaves(torch.clone, m) for name, m in students.memory.items()}
+    students = replace(students, memory=memory, steps=students.steps + len(numbers))
+    students = after_steps(step, students, _lessons(settings, numbers, ctx))
+    for name, learned in students.weights.items():
         check_finite(learned.arrays, f"the student of pool {name!r}", ctx)
-    return Students(weights, memory, losses, students.steps + len(steps))
+    return students
 
 
 def _divergence(net: Net, batch: Batch, target: Tensor) -> Tensor:
     """Return ``KL(target || softmax(z))``, the mean over rows, or over all tokens of texts."""
     logits = functional.log_softmax(net(batch.x), -1)
     of_each = functional.kl_div(logits, target, reduction="none").sum(-1)
-    return of_each[batch.y >= 0].mean()
+    counted = batch.y >= 0
+    return torch.where(counted, of_each, 0.0).sum() / counted.sum()
 
 
-def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Tensor | None]:
+def _lessons(settings: Distillation, numbers: Iterable[int], ctx: Context) -> Iterator[Lesson]:
+    """Yield the lessons of these steps."""
+    on_cpu = replace(
+        ctx, key=ctx.key.cpu()
+    )  # once: a number that is read from a GPU blocks the CPU
+    for number in numbers:
+        batch, truth = _batch(settings, ctx, on_cpu, number)
+        keys = {name: ctx.draw("student", name, number) for name in ctx.task.starts}
+        yield Lesson(batch, truth, keys)
+
+
+def _batch(
+    settings: Distillation, ctx: Context, on_cpu: Context, number: int
+) -> tuple[Batch, Tensor | None]:
     """Return the batch of a step, and its labels' distributions, (batch, classes), if used."""
     public = ctx.task.public
     assert public is not None  # it was checked
     key = ctx.draw("batch", number)
     size = min(settings.batch_size, len(public))
-    rows = torch.tensor(random.choice(random.fold(key, "rows"), len(public), size))
+    chosen = random.choice(on_cpu.draw("batch", number, "rows"), len(public), size)
+    rows = copied(torch.tensor(chosen), key.device)
     keys = random.fold(key, "augment").unsqueeze(0)
-    batch = take(public.batch(rows.to(ctx.key.device).unsqueeze(0), keys), 0)
+    batch = take(public.batch(rows.unsqueeze(0), keys), 0)
     truth = (
         functional.one_hot(batch.y.clamp(min=0), ctx.task.num_classes).to(torch.float32)
         if settings.labels

@@ -5,23 +5,29 @@ The server uses the clients' optimizers. A run can be stopped and saved between 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedgist.core import optim
+from fedgist.core import cuda_graphs, optim
+from fedgist.core.cuda_graphs import Capturing, Replay, recorded
 from fedgist.core.layers import Pass
 from fedgist.core.message import is_finite
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.task import Context
 from fedgist.core.training import Optimizer
+from fedgist.core.tree import leaves, map_leaves
 from fedgist.errors import MethodError
 
 STAGE = "distill"
 STEPS_AT_ONCE = 25  # steps per stage
+
+State = TypeVar("State")
+Lesson = TypeVar("Lesson")
 
 
 def stages_of(steps: int) -> tuple[str, ...]:
@@ -66,6 +72,66 @@ def gradient_step(
     with torch.no_grad():
         optim.step(optimizer, _stacked(params), _stacked(grads), memory)
     return params | net.buffers | dict(run.updates), value.detach()
+
+
+def after_steps(
+    step: Callable[[State, Lesson], State], state: State, lessons: Iterable[Lesson]
+) -> State:
+    """Return the state after a step with each lesson; on a GPU most steps are replays of graphs.
+
+    A step makes the next state from a state and a lesson, which are trees of tensors of any shapes.
+    States have one form. A step may change a tensor of its state, if it returns this tensor at the
+    same place. It reads no number.
+    """
+    capturing = cuda_graphs.capturing_on(leaves(state)[0].device)
+    if capturing is None:
+        for lesson in lessons:
+            state = step(state, lesson)
+        return state
+    steps = _Replayed(step, map_leaves(torch.clone, state), capturing)
+    for lesson in lessons:
+        steps.take(lesson)
+    return steps.state
+
+
+class _Replayed(Generic[State, Lesson]):
+    """Steps on a state that stays in place, captured by the shapes of their lesson.
+
+    The first step of a form is taken without a graph, and the second is captured.
+    """
+
+    def __init__(
+        self, step: Callable[[State, Lesson], State], state: State, capturing: Capturing
+    ) -> None:
+        self.step, self.state, self.capturing = step, state, capturing
+        self.graphs: dict[tuple[torch.Size, ...], tuple[Lesson, Replay] | None] = {}
+        self.failed = False
+
+    def take(self, lesson: Lesson) -> None:
+        """Take a step."""
+        form = tuple(leaf.shape for leaf in leaves(lesson))
+        if form not in self.graphs:
+            self.graphs[form] = None
+            self.capturing.aside(lambda: self._take(lesson))
+            return
+        if not self.failed:
+            self.graphs[form] = self.graphs[form] or self._captured(lesson)
+        if graph := self.graphs[form]:
+            slot, replay = graph
+            map_leaves(Tensor.copy_, slot, lesson)
+            replay()
+        else:
+            self._take(lesson)
+
+    def _take(self, lesson: Lesson) -> None:
+        map_leaves(Tensor.copy_, self.state, self.step(self.state, lesson))
+
+    def _captured(self, lesson: Lesson) -> tuple[Lesson, Replay] | None:
+        """Capture a step without taking it; return None, with a warning, if that fails."""
+        slot = map_leaves(torch.clone, lesson)
+        replay = recorded(self.capturing, lambda: self._take(slot), leaves(self.state))
+        self.failed = replay is None
+        return None if replay is None else (slot, replay)
 
 
 def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None:
