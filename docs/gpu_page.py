@@ -24,8 +24,9 @@ options of the optimizer. Contenders take turns. A clock is read only after the 
 work.
 """
 SPEED = """\
-The table has seconds per round, or per step of FLESD's distillation in the paper's sizes: best
-(median). Below are the peaks of GPU memory. A ratio is the fastest bare loop's time over fedgist's.
+The table has seconds per round, or per step of FLESD's distillation in the paper's sizes, with its
+captures: best (median). Below are the peaks of GPU memory. A ratio is the fastest bare loop's time
+over fedgist's.
 """
 TIMED: Mapping[str, str] = {"W1": "W1", "W2": "W2", "W3": "W3", "flesd": "FLESD, a step"}
 OURS = "fedgist"
@@ -167,8 +168,9 @@ def waits(parts: Parts) -> Iterator[str]:
         for line in counted["lines"]
     ]
     if found:
-        counts = ", ".join(f"{work}: {counted['count']}" for work, counted in found.items())
-        yield f"How often the CPU waits for the GPU in a round or step: {counts}.\n"
+        yield "How often the CPU waits for the GPU in a round, or in a stage of a distillation:\n"
+        about = [(work, counted["steps"], counted["count"]) for work, counted in found.items()]
+        yield table(("", "steps", "waits"), about)
         yield table(("", "line", "code", "count"), rows)
 
 

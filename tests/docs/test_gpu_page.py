@@ -69,7 +69,11 @@ REPORT: dict[str, Any] = {
             "state": "not measured",
             "why": "no time left",
             "figures": {
-                "W1": {"count": 30, "lines": [{"line": "a.py:7", "code": "x | y", "count": 30}]}
+                "W1": {
+                    "count": 30,
+                    "steps": 6,
+                    "lines": [{"line": "a.py:7", "code": "x | y", "count": 30}],
+                }
             },
         },
     },
@@ -103,7 +107,7 @@ def test_figures_become_tables() -> None:
         "| fedavg | resumed | yes | 0 |",
         "| fedavg | run again | no | 1.5e-07 |",
         "| W2 | 0.0123 (0.02) | 0.0123 (0.02) | 1 | 0.5000 | 0.5100 | 10 | - |",
-        "How often the CPU waits for the GPU in a round or step: W1: 30.",
+        "| W1 | 6 | 30 |",
         "| W1 | `a.py:7` | `x \\| y` | 30 |",
         "| W2 | failed | OutOfMemoryError: a \\| b |",
         "| synchronizations | not measured | no time left |",

@@ -245,7 +245,7 @@ class _Probe:
         (phase,) = self.phases
         counts, batch_size = self.population.train.counts, self.task.training.batch_size
         most = int(steps_of(counts, batch_size, phase.epochs, phase.steps).max())
-        return min(STEPS_ON_GPU, most), 1
+        return min(STEPS_ON_GPU, most), TRIES
 
     def _bytes(self, name: str) -> int:
         """Return the memory in bytes for one more client in a stack.
