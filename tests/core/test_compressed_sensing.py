@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.compiled.kernel_library import library
+from fedgist.core.hadamard import hadamard
 from fedgist.methods.cs_fl import (
     Measurement,
     binary_hard_thresholding,
-    hadamard,
     hard_thresholding,
     sparse,
 )
@@ -46,8 +47,10 @@ def test_the_transform_is_hadamards_matrix(length: int) -> None:
     )
 
 
-@pytest.mark.parametrize("length", [1, 2, 64, 128, 256, 4096])
-def test_the_transform_adds_numbers_in_the_order_of_their_distance(length: int) -> None:
+LENGTHS = pytest.mark.parametrize("length", [1, 2, 8, 16, 64, 128, 256, 4096, 8192, 32768])
+
+
+def check_sums(length: int) -> None:
     x = random.normal(random.key(length), (3, length))
     y, half = x.numpy().copy(), 1
     while half < length:
@@ -56,6 +59,23 @@ def test_the_transform_adds_numbers_in_the_order_of_their_distance(length: int) 
     alone = torch.stack([hadamard(line) for line in x])
     assert (alone.numpy() == y).all()  # to the bit: old runs go on with the same numbers
     assert torch.equal(torch.vmap(hadamard)(x), alone)
+    assert torch.equal(torch.vmap(hadamard, in_dims=1)(x.T), alone)
+
+
+@LENGTHS
+def test_the_transform_adds_numbers_in_the_order_of_their_distance(length: int) -> None:
+    check_sums(length)
+
+
+@LENGTHS
+@pytest.mark.usefixtures("compiled")
+def test_the_compiled_transform_does_the_same(length: int) -> None:
+    # rejects a block of the cache that is left out, and rows of a stack that are not contiguous
+    assert library() is not None
+    check_sums(length)
+    x = random.normal(random.key(0), (length,)).requires_grad_()
+    (gradient,) = torch.autograd.grad(hadamard(x)[0], x)
+    assert torch.equal(gradient, torch.ones(length))
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (16, 16), (100, 30), (128, 1), (90, 128)])

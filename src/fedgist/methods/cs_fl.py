@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from fedgist.core import random
 from fedgist.core.bounds import Fraction, Positive, PositiveInt, Share
 from fedgist.core.counts import COUNTS
+from fedgist.core.hadamard import hadamard
 from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Exchange, Method, Net, Order, Part, Replies, Task
 from fedgist.core.tree import tree
@@ -30,7 +31,6 @@ from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Averages, Averaging, Weights
 
 HALVINGS = 8  # of a step that does not reduce the error of a reconstruction
-NEIGHBORS = 128  # numbers of a vector that the transform moves apart, a power of two
 NEAR = 1e-10  # relative squared error at which a search ends: the rounding of single precision
 
 
@@ -63,29 +63,6 @@ class Measurement:
         whole = torch.zeros(_length(n), dtype=y.dtype, device=y.device)
         spread = whole.index_copy(0, self.places, y)
         return self.flips * hadamard(spread)[:n] / math.sqrt(m)
-
-
-def hadamard(x: Tensor) -> Tensor:
-    """Return the unscaled Walsh-Hadamard transform, (n,), of ``x`` (n,) with n a power of two.
-
-    Its matrix is symmetric and holds +1 and -1. The square of the matrix is n times the identity.
-    """
-    low = min(NEIGHBORS, len(x))
-    # transposed, numbers that are added first are not neighbors: the same sums take less time
-    turned = _butterflies(x.view(-1, low).T.flatten(), len(x) // low)
-    return _butterflies(turned.view(low, -1).T.flatten(), low)
-
-
-def _butterflies(x: Tensor, half: int) -> Tensor:
-    """Replace numbers of ``x`` (n,) that are ``half`` apart by sum and difference; double ``half``.
-
-    This is repeated up to n / 2.
-    """
-    while half < len(x):
-        a, b = x.view(-1, 2, half).unbind(1)
-        x = torch.stack([a + b, a - b], dim=1).flatten()
-        half *= 2
-    return x
 
 
 def sparse(x: Tensor, count: int) -> Tensor:

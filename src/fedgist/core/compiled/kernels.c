@@ -549,3 +549,63 @@ int fedgist_convolve_backward(const layer *of, int64_t threads, const float *x, 
     free(all.parts);
     return failed;
 }
+
+/* Numbers of a Hadamard transform that are worked on while they are in the fastest cache. */
+#define BLOCK 4096
+
+/* Put sum and difference in place of numbers of x, of n, that are `half` apart. */
+static void butterflies(float *x, int64_t n, int64_t half) {
+    for (int64_t at = 0; at < n; at += 2 * half)
+        for (int64_t i = at; i < at + half; i++) {
+            float a = x[i], b = x[i + half];
+            x[i] = a + b;
+            x[i + half] = a - b;
+        }
+}
+
+/* The butterflies of half 1, 2, 4 and 8, of n numbers, a multiple of 16. */
+static void small_butterflies(float *x, int64_t n) {
+    for (float *at = x; at < x + n; at += 16) {
+        float some[16];
+        memcpy(some, at, sizeof some);
+        for (int half = 1; half < 16; half *= 2) butterflies(some, 16, half);
+        memcpy(at, some, sizeof some);
+    }
+}
+
+/* The butterflies of `half` and of twice `half`, a multiple of LANES, with each number read once. */
+static void two_butterflies(float *x, int64_t n, int64_t half) {
+    for (int64_t at = 0; at < n; at += 4 * half)
+        for (float *i = x + at; i < x + at + half; i += LANES) {
+            vec a = LOAD(i), b = LOAD(i + half), c = LOAD(i + 2 * half), d = LOAD(i + 3 * half);
+            vec add = a + b, sub = a - b, other_add = c + d, other_sub = c - d;
+            STORE(i, add + other_add);
+            STORE(i + half, sub + other_sub);
+            STORE(i + 2 * half, add - other_add);
+            STORE(i + 3 * half, sub - other_sub);
+        }
+}
+
+/* The butterflies from `half`, a multiple of LANES, to n / 2. */
+static void large_butterflies(float *x, int64_t n, int64_t half) {
+    for (; half * 2 < n; half *= 4) two_butterflies(x, n, half);
+    if (half < n) butterflies(x, n, half);
+}
+
+/* Replace each of `rows` rows of x by its unscaled Walsh-Hadamard transform; n is a power of two.
+   Each number is the sum of the same two numbers, in each step, as in any other order of steps of
+   the same half: so the bits are those of torch's operations. */
+void fedgist_hadamard(int64_t rows, int64_t n, float *x) {
+    for (float *end = x + rows * n; x < end; x += n) {
+        if (n < 16) {
+            for (int64_t half = 1; half < n; half *= 2) butterflies(x, n, half);
+            continue;
+        }
+        int64_t block = SMALLER(n, BLOCK);
+        for (int64_t at = 0; at < n; at += block) {
+            small_butterflies(x + at, block);
+            large_butterflies(x + at, block, 16);
+        }
+        large_butterflies(x, n, block);
+    }
+}
