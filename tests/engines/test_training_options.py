@@ -17,6 +17,7 @@ from fedgist.engines.method_check import check_loss_settings
 from fedgist.errors import MethodError
 from fedgist.testing import LAWS, Law, MethodUnderTest, laws
 from fedgist.testing.small_worlds import ALONE, federation, trace, world
+from fedgist.training import local_training
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 from method_objects import METHOD_OBJECTS, each
@@ -156,3 +157,38 @@ def test_a_method_that_would_ignore_a_setting_of_the_tasks_loss_is_refused(metho
         assert "\n" not in str(caught.value)
     plain = federation(world(method))
     check_loss_settings(method, plain.task, plain.server, plain.context("").key)
+
+
+SGDS: dict[str, dict[str, Any]] = {
+    "one step": {"local_epochs": 1},
+    "steps of some": {"local_epochs": 2, "batch_size": 4},
+    "decay and clipped": {"weight_decay": 0.3, "clip_norm": 0.3},
+    "counted": {"optimizer_memory": "run"},
+    "anew each epoch": {"optimizer_memory": "epoch", "local_epochs": 3},
+}
+
+
+@pytest.mark.parametrize("option", SGDS)
+@pytest.mark.parametrize("method", ["fedavg", "lg_fedavg"])
+def test_a_model_that_clients_share_is_trained_as_copies_of_it(
+    method: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # rejects a first step of the wrong sign, without decay or uncounted; a write to the server's
+    # model; and a step of parameters that the clients keep, which differ
+    def small() -> World:
+        return world(method, train={"optimizer": "sgd", "lr": 0.1, **SGDS[option]})
+
+    shared: list[bool] = []
+    rule = local_training._are_shared
+
+    def noted(*about: Any) -> bool:
+        shared.append(rule(*about))
+        return shared[-1]
+
+    monkeypatch.setattr(local_training, "_are_shared", noted)
+    found = trace(small(), Plan(5))
+    assert set(shared) == {method == "fedavg"}
+    monkeypatch.setattr(local_training, "_are_shared", lambda *_: False)
+    expected = trace(small(), Plan(5))
+    assert laws.equal(found.state, expected.state)
+    assert found.rounds == expected.rounds

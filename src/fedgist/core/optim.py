@@ -84,6 +84,22 @@ def step(
             p.sub_(torch.div(m, denominator, out=denominator).mul_(scale.to(p.dtype).view(shape)))
 
 
+def from_shared(
+    optimizer: Optimizer,
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    state: OptimizerState,
+) -> dict[str, Tensor]:
+    """Return the parameters after a step of plain SGD; all leaves are (clients, ...).
+
+    The ``params`` are shared by the clients and stay as they are: one tensor, which is expanded.
+    """
+    state.count.add_(1)
+    if decay := optimizer.weight_decay:
+        grads = {name: grads[name].add(p, alpha=decay) for name, p in params.items()}
+    return {name: torch.sub(p, grads[name], alpha=optimizer.lr) for name, p in params.items()}
+
+
 def clipped_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """Return gradients, each (clients, ...), scaled so that no client's norm exceeds ``most``.
 

@@ -93,15 +93,18 @@ def _phase(
 ) -> tuple[Clients, Tensor]:
     """Train through one phase; return the clients and (K, 2): sums of losses, and rows seen."""
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
-    learned = map_leaves(_contiguous, _learned(phase, clients))
+    learned = _learned(phase, clients)
     if not learned:  # a body without parameters
         return clients, seen
+    shared = _are_shared(cohort, optimizer, learned)
+    if not shared:
+        learned = map_leaves(_contiguous, learned)
     keys, life = random.fold(cohort.keys_on_cpu, "phase", name), _life(phase, cohort.ctx)
     turns, step_keys = timetable(cohort, phase, keys, life, kept=name in clients.memory)
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
     memory = _memory(clients.memory.get(name), optimizer, learned)
-    step = _Step(cohort, phase, optimizer, clients, learned, memory)
+    step = _Step(cohort, phase, optimizer, clients, learned, memory, shared=shared)
     take_step = captured(step, cohort, turns)
     rows_and_keys = (
         (rows, step_keys[s, : len(rows)])
@@ -117,6 +120,19 @@ def _phase(
     net, own = _install(clients.net, clients.own, learned)
     kept = clients.memory | ({name: memory} if life == "run" else {})
     return Clients(net, own, kept), seen
+
+
+def _are_shared(cohort: Cohort, optimizer: Optimizer, learned: Mapping[str, Tensor]) -> bool:
+    """Return whether clients begin with one model of which no copies are made.
+
+    The first step of plain SGD makes each client's own, so a round of one step moves a third fewer
+    bytes. All clients must take it. On a GPU, graphs need tensors that stay in place.
+    """
+    plain = optimizer.name == "sgd" and cohort.private_steps is None
+    if not plain or cohort.table.device.type != "cpu" or not cohort.stack:
+        return False
+    expanded = all(tensor.stride(0) == 0 for tensor in learned.values())
+    return expanded and bool((cohort.table >= 0).any(1).all())
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
@@ -140,6 +156,8 @@ class _Step:
         clients: Clients,
         learned: dict[str, Tensor],
         memory: OptimizerState,
+        *,
+        shared: bool = False,
     ) -> None:
         self.cohort, self.optimizer = cohort, optimizer
         self.clients, self.learned, self.memory = clients, learned, memory
@@ -159,7 +177,7 @@ class _Step:
             return value, run.updates
 
         self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
-        self.count = -1
+        self.count, self.shared = -1, shared
 
     def _slice(self, count: int) -> None:
         """Prepare views of the first ``count`` clients, once for all steps of this size."""
@@ -180,8 +198,16 @@ class _Step:
             else:
                 losses, grads = self._private_gradients(self.cohort.private_steps, batch, keys)
         with torch.no_grad():
-            optim.step(self.optimizer, self.params, grads, self.rows, together=turn.together)
+            if self.shared:
+                self._part(optim.from_shared(self.optimizer, self.params, grads, self.rows))
+            else:
+                optim.step(self.optimizer, self.params, grads, self.rows, together=turn.together)
         return losses
+
+    def _part(self, moved: Mapping[str, Tensor]) -> None:
+        """Let the clients, who shared their parameters until now, have their own."""
+        self.learned.update({name: p.contiguous() for name, p in moved.items()})
+        self.shared, self.count = False, -1
 
     def changed(self, count: int) -> list[Tensor]:
         """Return all tensors that a step of the first ``count`` clients changes, (count, ...)."""
