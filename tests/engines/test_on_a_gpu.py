@@ -9,7 +9,7 @@ import pytest
 from torch.utils import backend_registration
 
 from commands import call
-from fedgist.engines.plan_timing import STEPS_ON_GPU
+from fedgist.engines.plan_timing import STEPS_ON_GPU, TRIES
 from fedgist.methods import METHODS
 
 TESTS = Path(__file__).parents[1]
@@ -162,4 +162,5 @@ _, broken = timed(40, fails_at=1)
 print(short.replays, done.captures, done.replays, plan.stack, plans == broken)
 """
     done = call([sys.executable, "-W", "ignore", "-c", tried], TESTS)
-    assert done.stdout.split() == ["0", "1", str(STEPS_ON_GPU - 1), "True", "True"]
+    replays = str(TRIES * (STEPS_ON_GPU - 1))
+    assert done.stdout.split() == ["0", str(TRIES), replays, "True", "True"]
