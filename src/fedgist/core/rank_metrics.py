@@ -18,15 +18,24 @@ def roc_area(scores: Tensor, positive: Tensor, present: Tensor) -> Tensor:
     """
     scores = scores.masked_fill(~present, torch.inf).contiguous()  # absent rows rank above all
     ordered, places = scores.sort(-1)
-    # in order, so that neighbors in memory are searched for one after another
-    below = torch.searchsorted(ordered, ordered)
-    up_to = torch.searchsorted(ordered, ordered, right=True)
-    ranks = (below + up_to + 1).to(torch.float64) / 2
+    ranks = _ranks(ordered)
     positive = (positive & present).gather(-1, places)
     positives = positive.sum(-1).to(torch.float64)
     negatives = present.sum(-1) - positives
     wins = (ranks * positive).sum(-1) - positives * (positives + 1) / 2
     return wins / (positives * negatives)
+
+
+def _ranks(ordered: Tensor) -> Tensor:
+    """Return the ranks, from 1, of scores in increasing order; equal ones have their mean rank."""
+    count = ordered.shape[-1]
+    places = torch.arange(count, dtype=torch.int32, device=ordered.device).expand(ordered.shape)
+    equal = ordered[..., 1:] == ordered[..., :-1]
+    goes_on, ends_later = (torch.zeros_like(ordered, dtype=torch.bool) for _ in range(2))
+    goes_on[..., 1:], ends_later[..., :-1] = equal, equal
+    first = places.masked_fill(goes_on, 0).cummax(-1).values
+    last = places.masked_fill(ends_later, count).flip(-1).cummin(-1).values.flip(-1)
+    return (first + last + 2).to(torch.float64) / 2
 
 
 def mean_precision(scores: Tensor, positive: Tensor, present: Tensor) -> Tensor:
