@@ -6,6 +6,7 @@ Both give the same bits: the sums are the same, in the same order.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_int64
 
 import torch
@@ -24,8 +25,7 @@ def hadamard(x: Tensor) -> Tensor:
     Its matrix is symmetric and holds +1 and -1. The square of the matrix is n times the identity.
     """
     if is_plain(x) and library() is not None:
-        out: Tensor = _Compiled.apply(x)  # type: ignore[no-untyped-call]
-        return out
+        return _transformed(x)
     low = min(NEIGHBORS, len(x))
     # transposed, numbers that are added first are not neighbors: the same sums take less time
     turned = _butterflies(x.view(-1, low).T.flatten(), len(x) // low)
@@ -62,11 +62,12 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: SavedTensors, *grads: Tensor) -> Tensor:
-        out: Tensor = _Compiled.apply(grads[0])  # type: ignore[no-untyped-call]
-        return out
+        return _transformed(grads[0])
 
     @staticmethod
     def vmap(info: Lot, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
         del info
-        out: Tensor = _Compiled.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
-        return out, 0
+        return _transformed(x.movedim(in_dims[0], 0)), 0
+
+
+_transformed: Callable[[Tensor], Tensor] = _Compiled.apply
