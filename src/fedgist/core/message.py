@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
@@ -262,11 +262,22 @@ def is_finite(array: torch.Tensor) -> bool:
 
     They are finite exactly if their sum in double precision is.
     """
-    if not array.is_floating_point():
-        return True
+    return are_finite([array])
+
+
+def are_finite(arrays: Iterable[torch.Tensor]) -> bool:
+    """Return whether all numbers of arrays on one device are finite, which waits for a GPU once.
+
+    The arrays have any shapes.
+    """
+    finite = [_finite(array) for array in arrays if array.is_floating_point()]
+    return not finite or bool(finite[0] if len(finite) == 1 else torch.stack(finite).all())
+
+
+def _finite(array: torch.Tensor) -> torch.Tensor:
     if array.dtype == torch.float64:  # whose sum may overflow
-        return bool(torch.isfinite(array).all())
-    return bool(torch.isfinite(array.sum(dtype=torch.float64)))
+        return torch.isfinite(array).all()
+    return torch.isfinite(array.sum(dtype=torch.float64))
 
 
 def _refuse_norm(arrays: Mapping[str, torch.Tensor], most: float) -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedgist.core import cuda_graphs, optim
 from fedgist.core.cuda_graphs import Capturing, Replay, recorded
 from fedgist.core.layers import Pass
-from fedgist.core.message import is_finite
+from fedgist.core.message import are_finite, is_finite
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.task import Context
@@ -136,8 +136,8 @@ class _Replayed(Generic[State, Lesson]):
 
 def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None:
     """Raise MethodError if the trained arrays, of any shape, hold numbers that are not finite."""
-    lost = next((name for name, array in arrays.items() if not is_finite(array)), None)
-    if lost is not None:
+    if not are_finite(arrays.values()):
+        lost = next(name for name, array in arrays.items() if not is_finite(array))
         raise MethodError(
             f"distillation in round {ctx.round}: {whose} came to numbers in {lost!r} that are "
             "not finite; a lower method.distillation.lr may help"
