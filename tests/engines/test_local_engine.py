@@ -18,11 +18,14 @@ from torch import nn
 from fedgist.core import random
 from fedgist.core.compiled.kernel_library import Compiled
 from fedgist.core.layers import Pass
+from fedgist.core.method import Phase
 from fedgist.data.sources import file_sizes
+from fedgist.engines import plan_timing
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
+from fedgist.methods.fedavg import FedAvg
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
@@ -30,6 +33,8 @@ from fedgist.runs.prepare import host_settings, prepare_run
 from fedgist.runs.round import start_server
 from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
+from fedgist.training import local_training
+from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.world.world import World
 
@@ -330,6 +335,31 @@ def test_a_plan_is_measured_once_and_remembered() -> None:
 
     assert [remembered({"key": "plans"}, make) for _ in range(3)] == [{"cohort_size": 7}] * 3
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0, 1), (1, 2), (2, plan_timing.STEPS)])
+def test_no_more_steps_are_timed_than_a_phase_has(
+    epochs: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # rejects a choice of small stacks where the start of a phase costs more than its steps, and an
+    # error for a phase without steps
+    seen: list[int | None] = []
+    train = local_training.train
+
+    def noted(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> Any:
+        seen.extend(phase.steps for phase in phases)
+        return train(cohort, clients, phases)
+
+    monkeypatch.setattr(local_training, "train", noted)
+    monkeypatch.setattr(plan_timing, "LONG_S", 1e9)
+    monkeypatch.setattr(plan_timing, "remembered", lambda _, make: make())
+    monkeypatch.setattr(plan_timing, "default_workers", lambda _: 1)  # in this process
+    monkeypatch.setattr(FedAvg, "phases", lambda *_: (Phase(epochs=epochs),))
+    small_world = world(train={"batch_size": 6})  # the largest client has 11 rows
+    side = small_world.server
+    about = side.method, side.task, small_world.population, host_settings(small_world)
+    choose_plans(*about, start_server(side), {}, cohort_size=5)
+    assert max(number or 0 for number in seen) == steps
 
 
 def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:

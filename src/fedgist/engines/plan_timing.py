@@ -25,7 +25,7 @@ from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.worker_pool import WorkerPool, default_workers
-from fedgist.training import inference, local_training
+from fedgist.training import local_training
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.kernel_timing import faster_layers
 from fedgist.training.stacking_plan import (
@@ -239,15 +239,15 @@ class _Probe:
     def _length(self, first: float) -> tuple[int, int]:
         """Return how many steps are timed, and how often, if one has taken ``first`` seconds.
 
-        No more steps are timed than a client takes in a phase: what a phase costs beside its steps
-        counts more if there are few.
+        No more steps are timed than a client takes in a phase: the start of a phase, with its
+        copies, counts more if there are few.
         """
         if first >= (LONG_ON_GPU_S if self.on_gpu else LONG_S):
             return 1, 1
         (phase,) = self.phases
         counts, batch_size = self.population.train.counts, self.task.training.batch_size
         most = int(steps_of(counts, batch_size, phase.epochs, phase.steps).max())
-        steps = min(STEPS_ON_GPU if self.on_gpu else STEPS, most)
+        steps = max(1, min(STEPS_ON_GPU if self.on_gpu else STEPS, most))
         return steps, TRIES * max(1, STEPS // steps)
 
     def _bytes(self, name: str) -> int:
@@ -275,11 +275,10 @@ def _of_steps(phases: tuple[Phase, ...], steps: int) -> tuple[Phase, ...]:
 
 
 def _timed(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> float:
-    """Return the seconds of the phases, and of the uploads after them."""
+    """Return the seconds of the phases."""
     _finish(cohort.table.device)
     begin = time.perf_counter()
-    trained, _ = local_training.train(cohort, clients, phases)
-    inference.upload(cohort, trained)
+    local_training.train(cohort, clients, phases)
     _finish(cohort.table.device)
     return time.perf_counter() - begin
 
