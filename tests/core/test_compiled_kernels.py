@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 import fedgist
-from fedgist.core import convolution, random
+from fedgist.core import convolution, hadamard, random
 from fedgist.core.compiled import compiled_convolution, kernel_library
 from fedgist.core.compiled.compiled_convolution import Settings, convolve
 from fedgist.core.kernel_choice import use_kernels
@@ -393,6 +393,18 @@ def test_kernels_that_compute_wrongly_are_refused_and_deleted(
     monkeypatch.setattr(compiled_convolution, "convolve", lambda x, w, b, s: by_torch(x, w, -b, s))
     with pytest.raises(InputError, match="the compiled kernels give wrong results"):
         compiled_convolution.check()
+    assert not kernel_library.library_path().exists()
+
+
+def test_a_transform_that_is_compiled_wrongly_is_refused_and_deleted(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel_library.build()
+    hadamard.check()
+    monkeypatch.setattr(hadamard, "_transformed", lambda x: x + 1)
+    with pytest.raises(InputError, match="the compiled kernels give wrong results"):
+        hadamard.check()
     assert not kernel_library.library_path().exists()
 
 

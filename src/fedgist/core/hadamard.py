@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.autograd_types import Lot, SavedTensors
-from fedgist.core.compiled.kernel_library import library
+from fedgist.core.compiled.kernel_library import library, remove
 from fedgist.core.convolution import is_plain
+from fedgist.errors import InputError
 
 NEIGHBORS = 128  # numbers of a vector that the transform moves apart, a power of two
 
@@ -26,6 +27,26 @@ def hadamard(x: Tensor) -> Tensor:
     """
     if is_plain(x) and library() is not None:
         return _transformed(x)
+    return _by_torch(x)
+
+
+def check() -> None:
+    """Compare the compiled transform with torch's operations.
+
+    Raises
+    ------
+    InputError
+        If they differ: the compiler has made wrong code. The library is deleted.
+    """
+    draw = torch.Generator().manual_seed(0)
+    for length in (8, 64, 1 << 14):
+        x = torch.randn(length, generator=draw)
+        if not torch.equal(_transformed(x), _by_torch(x)):
+            remove()
+            raise InputError("the compiled kernels give wrong results: try another compiler (CC)")
+
+
+def _by_torch(x: Tensor) -> Tensor:
     low = min(NEIGHBORS, len(x))
     # transposed, numbers that are added first are not neighbors: the same sums take less time
     turned = _butterflies(x.view(-1, low).T.flatten(), len(x) // low)

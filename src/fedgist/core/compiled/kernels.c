@@ -593,8 +593,8 @@ static void large_butterflies(float *x, int64_t n, int64_t half) {
 }
 
 /* Replace each of `rows` rows of x by its unscaled Walsh-Hadamard transform; n is a power of two.
-   Each number is the sum of the same two numbers, in each step, as in any other order of steps of
-   the same half: so the bits are those of torch's operations. */
+   Every butterfly adds and subtracts the same two numbers as torch's operations do, so the bits are
+   the same. */
 void fedgist_hadamard(int64_t rows, int64_t n, float *x) {
     for (float *end = x + rows * n; x < end; x += n) {
         if (n < 16) {
