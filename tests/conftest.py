@@ -44,7 +44,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     """Keep measured plans out of the user's cache, and the tests apart from what is in it."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # by all workers
-    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
+    given = os.environ.get("FEDGIST_TEST_CACHE")  # with compiled kernels, by test_processors.py
+    monkeypatch.setenv("XDG_CACHE_HOME", given or str(shared / "cache"))
 
 
 @pytest.fixture(scope="session")

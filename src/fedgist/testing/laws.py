@@ -44,7 +44,10 @@ from fedgist.world.world import World
 
 Objectives = Literal["classes", "regression", "multilabel"]
 Arrays = Mapping[str, Tensor]
-CLOSE = 1e-5  # tolerance for results whose numbers are added in another order
+#: Largest difference of results whose numbers are added in another order, in roundings of the size
+#: of the sum. Three rounds of training showed at most 7, on three instruction sets.
+ROUNDINGS = 64
+EPSILON = torch.finfo(torch.float32).eps
 
 
 class LawError(FedgistError, AssertionError):
@@ -140,11 +143,22 @@ def _key(small_world: World) -> Tensor:
     return random.key(0).to(small_world.server.setup.device)
 
 
-def close(a: Arrays, b: Arrays, tolerance: float = CLOSE) -> bool:
-    """Return whether two states are equal up to rounding, relative to the numbers."""
-    return a.keys() == b.keys() and all(
-        torch.allclose(a[k].double(), b[k].double(), rtol=tolerance, atol=tolerance) for k in a
-    )
+def close(a: Arrays, b: Arrays, roundings: float = ROUNDINGS) -> bool:
+    """Return whether two states are equal up to so many roundings of what was added up."""
+    return a.keys() == b.keys() and all(_off(a[k], b[k]) <= roundings for k in a)
+
+
+def _off(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference of two arrays, in roundings of their norm.
+
+    Moments, residuals and losses are small differences of numbers of size 1, as all numbers in the
+    world of the laws are. So what was added up has at least that size.
+    """
+    if a.shape != b.shape or not bool((a.isfinite() == b.isfinite()).all()):
+        return math.inf
+    first, second = (array.double().nan_to_num() for array in (a, b))
+    size = max(1.0, *(float(array.norm()) for array in (first, second)))
+    return float((first - second).abs().max()) / (EPSILON * size) if first.numel() else 0.0
 
 
 def equal(a: Arrays, b: Arrays) -> bool:
@@ -161,7 +175,7 @@ def stacking_changes_nothing(subject: MethodUnderTest) -> None:
     for size, together in ((2, subject.in_pairs.until(3)), (5, in_fives)):
         assert close(alone.state, together.state), f"stacks of {size} give another state"
         expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
-        alike = all(math.isclose(a, b, rel_tol=CLOSE) for a, b in zip(expected, seen, strict=True))
+        alike = close(*({"": torch.tensor(scores)} for scores in (expected, seen)))
         assert alike, f"stacks of {size} give {metric.name} {seen}, not {expected}"
 
 
@@ -212,7 +226,7 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
     wider = replace(tight.population, train=_Padded(rows.rows, rows.offsets))
     padded = replace(tight, population=wider)
     expected = subject.in_pairs.until(3).state
-    assert close(expected, trace(padded).state, 1e-6), "absent rows weigh something"
+    assert close(expected, trace(padded).state, 16), "absent rows weigh something"
 
 
 def any_subset_may_answer(subject: MethodUnderTest) -> None:

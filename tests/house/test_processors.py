@@ -1,0 +1,53 @@
+"""The tests of core and methods on three instruction sets, without and with compiled kernels.
+
+Each kind of processor adds numbers in another order. A machine can pretend to be an older one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedgist.core.compiled import kernel_library
+
+ROOT = Path(__file__).parents[2]
+OWN = "the machine's own"
+#: What torch, MKL and oneDNN are told for each instruction set.
+SETS: dict[str, tuple[str, str, str] | None] = {
+    "default": ("default", "SSE4_2", "SSE41"),
+    "avx2": ("avx2", "AVX2", "AVX2"),
+    OWN: None,
+}
+NAMES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+X86 = platform.machine() in {"x86_64", "AMD64"}
+
+
+@pytest.mark.environment
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["none", "compiled"])
+@pytest.mark.parametrize("name", SETS)
+def test_core_and_methods_hold_on_every_processor(
+    name: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SETS[name]
+    if settings is not None and not X86:
+        pytest.skip(f"{name} is an instruction set of x86, and this is {platform.machine()}")
+    if kernels == "compiled" and kernel_library.compiler() is None:
+        pytest.skip("no C compiler is here: the kernels cannot be compiled")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment |= {} if settings is None else dict(zip(NAMES, settings, strict=True))
+    environment["FEDGIST_TEST_CACHE"] = str(tmp_path / "cache")
+    if kernels == "compiled":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        kernel_library.build()
+    quick = ["-m", "not slow and not environment", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *quick, "tests/core", "tests/methods"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
