@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -174,14 +175,15 @@ def test_the_budget_of_the_data_is_spent_over_runs(tmp_path: Path) -> None:
     assert side.spending is not None
     limit = side.spending.epsilon(3) + side.spending.epsilon(1) + 0.01  # a run, and a round
     for run, last in (("a" * 16, 3), ("b" * 16, 1)):
-        agent = SiteAgent(site_file(tmp_path, epsilon=limit))
+        agent = SiteAgent(site_file(tmp_path, epsilon=limit, delta=2e-5))
         agent.prepare(plan_of(side, run))
         for number in range(1, 4):
             header, _ = unseal(agent.answer(request(side, number, run)), ANY_SIZE)
             assert header.purpose == ("reply" if number <= last else "refusal"), number
-    assert f"would spend more than this site's epsilon {limit:g}" in header.reason
+    assert header.reason == "round 3 would spend more epsilon than this site's policy allows"
     lines = (tmp_path / "state" / audit_log.AUDIT).read_text().splitlines()
     assert any("refused: round 2 would spend more" in line for line in lines)
+    assert any(f"more than policy.epsilon = {limit:g}: " in line for line in lines)
     assert side.spending.epsilon(3) == pytest.approx(4.0, rel=1e-3)
 
 
@@ -193,15 +195,101 @@ def test_a_site_that_lost_its_state_does_not_release_a_charged_round_again(tmp_p
     agent.prepare(plan_of(side))
     for number in (1, 2):
         assert unseal(agent.answer(request(side, number)), ANY_SIZE)[0].purpose == "reply"
+    agent.close()
     shutil.rmtree(tmp_path / "state/runs")
-    with pytest.raises(SiteError, match=r"its state in .* is missing"):
-        SiteAgent(site_file(tmp_path)).prepare(plan_of(side, last=(2, 0, "")))
     again = SiteAgent(site_file(tmp_path))
+    with pytest.raises(SiteError, match=r"its state in .* is missing"):
+        again.prepare(plan_of(side, last=(2, 0, "")))
     begin = plan_of(side, last=(2, 0, ""), state_lost="begin")
     assert again.prepare(begin)["began_anew"] is True
-    header, _ = unseal(again.answer(request(side, 2)), ANY_SIZE)
+    again.close()
+    later = SiteAgent(site_file(tmp_path))  # a restart does not forget what was lost
+    later.prepare(begin)
+    header, _ = unseal(later.answer(request(side, 2)), ANY_SIZE)
     assert header.reason.startswith("round 2 was charged before this site lost its state")
-    assert unseal(again.answer(request(side, 3)), ANY_SIZE)[0].purpose == "reply"
+    assert unseal(later.answer(request(side, 3)), ANY_SIZE)[0].purpose == "reply"
+
+
+@pytest.mark.slow
+def test_a_run_is_its_recipe_and_another_one_under_its_name_releases_nothing(
+    tmp_path: Path,
+) -> None:
+    # seen: five recipes under one run, epsilon 4 in the ledger, 10 releases of true epsilon 10.42
+    write_rows(tmp_path)
+    privacy = PRIVATE["privacy"] | {"unit": "client"}
+    sides = [
+        side_of(
+            recipe(
+                "fedavg",
+                rounds,
+                privacy=privacy,
+                clients={"max_rows": 2000, "architectures": {name: {"model": "mlp", "share": 1.0}}},
+            )
+        )
+        for name, rounds in (("m1", 2), ("m2", 2), ("m1", 4))
+    ]
+    agent = SiteAgent(site_file(tmp_path))
+    agent.prepare(plan_of(sides[0]))
+    assert unseal(agent.answer(request(sides[0], 1)), ANY_SIZE)[0].purpose == "reply"
+    for restarted in (False, True):
+        for side in sides[1:]:
+            if restarted:
+                agent.close()
+                agent = SiteAgent(site_file(tmp_path))
+            with pytest.raises(SiteError, match="began here with another recipe: begin a new run"):
+                agent.prepare(plan_of(side))
+    agent.close()
+    shutil.rmtree(tmp_path / "state/runs")
+    agent = SiteAgent(site_file(tmp_path))  # its state is lost: the ledger still knows
+    agent.prepare(plan_of(sides[1], last=(1, 0, ""), state_lost="begin"))
+    header, _ = unseal(agent.answer(request(sides[1], 2)), ANY_SIZE)
+    assert header.reason == f"run {RUN} was charged with another recipe: begin a new run"
+
+
+@pytest.mark.slow
+def test_without_privacy_a_run_goes_on_with_more_rounds_and_with_nothing_else_changed(
+    tmp_path: Path,
+) -> None:
+    write_rows(tmp_path)
+    model = {"model": {"name": "mlp", "hidden": [8]}}
+    agent = SiteAgent(site_file(tmp_path, epsilon=None))
+    agent.prepare(plan_of(side_of(recipe("fedlog", 2, **model))))
+    agent.prepare(plan_of(side_of(recipe("fedlog", 5, **model))))
+    with pytest.raises(SiteError, match="began here with another recipe"):
+        agent.prepare(plan_of(side_of(recipe("fedlog", 2, **model, seed=6))))
+
+
+@pytest.mark.slow
+def test_the_server_cannot_choose_delta(tmp_path: Path) -> None:
+    # seen: policy.epsilon = 1 met by epsilon 0.001 with delta 0.999999: the true counts were sent
+    write_rows(tmp_path)
+    for delta, policy in ((0.999999, {}), (0.5, {}), (2e-5, {}), (1e-3, {"delta": 1e-4})):
+        privacy = PRIVATE["privacy"] | {"epsilon": 1.0, "delta": delta}
+        side = side_of(recipe("fedlog", **PRIVATE | {"privacy": privacy}))
+        with pytest.raises(SiteError, match=r"policy\.delta = .*; the run has privacy\.delta = "):
+            SiteAgent(site_file(tmp_path, epsilon=1.0, **policy)).prepare(plan_of(side))
+
+
+@pytest.mark.slow
+def test_one_state_folder_serves_one_process(tmp_path: Path) -> None:
+    # seen: three processes of one folder made 9 releases of the 3 that were paid for
+    write_rows(tmp_path)
+    side = side_of(recipe("fedlog", **PRIVATE))
+    agent = SiteAgent(site_file(tmp_path))
+    agent.prepare(plan_of(side))
+    with pytest.raises(SiteError, match="in use by another fedgist site: stop it first"):
+        SiteAgent(site_file(tmp_path)).prepare(plan_of(side))
+
+    def other() -> None:
+        with contextlib.suppress(SiteError):
+            SiteAgent(site_file(tmp_path)).prepare(plan_of(side))
+            (tmp_path / "prepared").touch()
+
+    assert in_a_process(other) == 0
+    assert not (tmp_path / "prepared").exists()
+    agent.close()
+    assert in_a_process(other) == 0
+    assert (tmp_path / "prepared").exists()
 
 
 @pytest.mark.slow

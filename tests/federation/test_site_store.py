@@ -44,12 +44,39 @@ def same(one: SiteState | None, other: SiteState) -> bool:
     return (one.released, one.forgotten) == (other.released, other.forgotten)
 
 
-def store(folder: Path, run: str = RUN, client: int = 0) -> SiteStore:
-    return SiteStore(folder / "s", run, client)
+def store(
+    folder: Path, run: str = RUN, client: int = 0, recipe: str = "0a", lost: int = -1
+) -> SiteStore:
+    return SiteStore(folder / "s", run, client, recipe, lost)
 
 
 def test_a_new_run_has_no_state(tmp_path: Path) -> None:
     assert store(tmp_path).load() is None
+
+
+def test_a_run_is_bound_to_its_recipe_at_first_contact(tmp_path: Path) -> None:
+    store(tmp_path).keep(state())
+    assert same(store(tmp_path).load(), state())
+    with pytest.raises(SiteError, match="began here with another recipe: begin a new run"):
+        store(tmp_path, recipe="0b").load()
+
+
+def test_rounds_of_a_lost_state_stay_lost_over_restarts(tmp_path: Path) -> None:
+    store(tmp_path, lost=4).keep(state())
+    again = store(tmp_path)
+    again.load()
+    assert again.lost == 4
+    again.keep(state(5, released=1))
+    third = store(tmp_path)
+    third.load()
+    assert third.lost == 4
+
+
+def test_only_the_owner_can_read_the_state(tmp_path: Path) -> None:
+    store(tmp_path).keep(state(1, 2, released=2))
+    folder = tmp_path / "s"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
 def test_each_state_comes_back(tmp_path: Path) -> None:

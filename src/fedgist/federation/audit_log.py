@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,15 +14,42 @@ from fedgist.errors import MessageError, printable
 from fedgist.runs import atomic_files as files
 
 AUDIT = "audit.log"
+CHARGE = "ledger"  # the first word of a line about a charge, and of no other line
+CHARGED = re.compile(rf"\S+ {CHARGE} ([0-9a-f]+): ")
 LARGEST = 1 << 62  # an envelope of the site's own has any size
 
 
 def write(folder: Path, text: str) -> None:
     """Add a line to the log, which is on the disk when this returns."""
-    folder.mkdir(parents=True, exist_ok=True)
+    files.private_folder(folder)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    files.append(folder / AUDIT, f"{now} {printable(text)}\n".encode())
+    end = "" if _is_whole(folder / AUDIT) else "\n"  # of a line that a kill cut off
+    files.append(folder / AUDIT, f"{end}{now} {printable(text)}\n".encode(), private=True)
     files.sync(folder / AUDIT)
+
+
+def write_charge(folder: Path, digest: str, event: str) -> None:
+    """Add the line of a charge, which names the digest of the ledger that holds from now on."""
+    write(folder, f"{CHARGE} {digest}: {event}")
+
+
+def last_ledger(folder: Path) -> str | None:
+    """Return the digest of the ledger that the last charge names; None without any charge."""
+    try:
+        lines = (folder / AUDIT).read_text("utf-8", errors="replace").split("\n")[:-1]
+    except FileNotFoundError:
+        return None
+    charges = (match for line in reversed(lines) if (match := CHARGED.match(line)))
+    return next((match[1] for match in charges), None)
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a log ends with a whole line, or does not exist."""
+    if not path.exists() or not path.stat().st_size:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 def sentence(request: Header, envelope: bytes) -> str:

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from filelock import BaseFileLock
+
 from fedgist.data.dataset import Dataset
 from fedgist.data.row_traces import traces
 from fedgist.engines.envelope import header_of
@@ -18,9 +20,15 @@ from fedgist.federation.run_plan import Hello, Plan, digest_of_recipe, outlines,
 from fedgist.federation.site_file import SiteFile
 from fedgist.federation.site_ledger import Ledger
 from fedgist.federation.site_model import write_site_model
-from fedgist.federation.site_policy import ReleasePolicy, check_approved, check_names, check_run
+from fedgist.federation.site_policy import (
+    ReleasePolicy,
+    check_approved,
+    check_names,
+    check_run,
+    digest_of_settings,
+)
 from fedgist.federation.site_setup import SitePart, setup_at_site, site_part, try_training
-from fedgist.federation.site_store import SiteStore
+from fedgist.federation.site_store import SiteStore, locked
 from fedgist.recipe.reading import Recipe, recorded
 from fedgist.runs import atomic_files as files
 from fedgist.runs.digests import of_arrays
@@ -45,6 +53,7 @@ class SiteAgent:
         """Take part with the data, model and policy of a ``site.toml``; ``say`` shows notes."""
         self.file, self.folder, self.say = site, site.state_folder, say
         self.prepared: Prepared | None = None
+        self.lock: BaseFileLock | None = None
 
     def prepare(self, content: Note) -> Note:
         """Prepare for a run; return what the server must know of this site.
@@ -52,6 +61,7 @@ class SiteAgent:
         A site that is prepared for the same run already only says hello again.
         """
         plan = parsed_note(Plan, content)
+        self.hold()
         before = self.prepared
         if before is None or (before.hello.run, before.hello.digest) != (plan.run, plan.digest):
             try:
@@ -63,6 +73,23 @@ class SiteAgent:
         hello = before.hello.model_copy(update={"last": last})
         self.prepared = Prepared(before.site, before.part, hello)
         return hello.model_dump(mode="json")
+
+    def hold(self) -> None:
+        """Lock the state folder for the life of this process; do nothing if it holds the lock.
+
+        Raises
+        ------
+        SiteError
+            If another process works with the folder: two would spend one budget twice.
+        """
+        if self.lock is None:
+            self.lock = locked(self.folder)
+
+    def close(self) -> None:
+        """Let go of the state folder."""
+        if self.lock is not None:
+            self.lock.release()
+        self.lock = None
 
     def largest(self) -> int:
         """Return the size in bytes of the largest envelope that this site opens."""
@@ -100,16 +127,21 @@ class SiteAgent:
         if plan.number >= len(plan.names):
             raise SiteError(f"the server calls this site number {plan.number} of {len(plan.names)}")
         recipe = self._recipe(plan)
+        settings = digest_of_settings(recipe)
         check_run(setup_at_site(recipe, self.file), self.file)
+        store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number, settings)
+        state = store.load()
         part = site_part(recipe, plan.names, plan.number, self.file, self._secret(), self.say)
         with as_workers_do():
             try_training(part)
-        store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number)
-        state = store.load()
         anew = self._begins_anew(plan, state)
-        site = self._site(plan, part, store, lost=state is None)
+        if state is None:
+            charged = Ledger(self.folder).charged(self.file.table.name, plan.run)
+            store.lost = -1 if charged is None else charged.round
+        site = self._site(plan, part, store)
         if state is not None:
             site.restore(state)
+        store.keep(site.state())  # so that the run is bound to this recipe from now on
         hello = Hello(
             run=plan.run,
             digest=plan.digest,
@@ -150,7 +182,7 @@ class SiteAgent:
         self.say(f"{lost}: it begins anew")
         return True
 
-    def _site(self, plan: Plan, part: SitePart, store: SiteStore, *, lost: bool) -> Site:
+    def _site(self, plan: Plan, part: SitePart, store: SiteStore) -> Site:
         data, digest = part.data, digest_of(part.data)
         name = self.file.table.name
         account = Ledger(self.folder).account(name, digest)
@@ -159,9 +191,9 @@ class SiteAgent:
                 f"the rows of {name!r} ({data.name}) are others than when their privacy budget was "
                 "opened: the same budget goes on (fedgist site --new-data opens a new one)"
             )
-        charged = account.runs.get(plan.run)
-        last = charged.round if lost and charged is not None else -1
-        policy = ReleasePolicy(self.file, plan.run, name, digest, part.side.spending, last)
+        policy = ReleasePolicy(
+            self.file, plan.run, store.recipe, name, digest, part.side.spending, store.lost
+        )
         return Site(
             part.side.method,
             part.task,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from fedgist.data.sources import SOURCES
 from fedgist.errors import InputError, SiteError, first_line
@@ -15,6 +15,10 @@ from fedgist.options import checked
 from fedgist.recipe.schema import ModelSection
 from fedgist.recipe.section import CLOSED, Device, OpenSection, PositiveInt, registered_name
 
+LEAST_ROWS_TELL = (
+    "policy.least_rows above 1 lets one row decide whether many are used, which no epsilon covers: "
+    "leave it out, or name the rare classes in policy.never_released"
+)
 STATE = "state"  # the folder of a site's state, beside its file
 # options of sources that may name files; those beside site.toml are named in full
 FILES = ("path", "test", "file", "test_file")
@@ -43,10 +47,18 @@ class PolicySection(BaseModel):
     """Largest number of rounds of a run."""
     epsilon: Annotated[float, Field(gt=0)] | None = None
     """Privacy budget of these data over all runs. A run without privacy is then refused."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """Largest sum of the deltas of all private runs. It should be below 1 / rows.
+
+    A run spends its ``privacy.delta`` once. The default recipe spends all of the default.
+    """
     trust_server: bool = False
     """Whether the server may add the noise (``privacy.where = "central"``) under this budget."""
     least_rows: PositiveInt = 1
-    """Smallest number of training rows of a class. Rows of rarer classes are not used at all."""
+    """Smallest number of training rows of a class. Rows of rarer classes are not used at all.
+
+    It cannot stand beside ``policy.epsilon``: one row would decide over many.
+    """
     never_released: tuple[str, ...] = ()
     """Names of classes of which nothing may leave. Their rows are not used at all."""
     largest_upload: PositiveInt | None = None
@@ -56,6 +68,12 @@ class PolicySection(BaseModel):
 
     The default is true, but false if ``policy.epsilon`` is set.
     """
+
+    @model_validator(mode="after")
+    def _private(self) -> PolicySection:
+        if self.epsilon is not None and self.least_rows > 1:
+            raise ValueError(LEAST_ROWS_TELL)
+        return self
 
     @property
     def shares_scores(self) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import dataclass
 
 from fedgist.engines.envelope import Header
 from fedgist.errors import MessageError, SiteError, listed, shown
+from fedgist.federation import audit_log
 from fedgist.federation.recipe_check import as_federated, check_setup
-from fedgist.federation.site_file import FILES, SiteFile
-from fedgist.federation.site_ledger import Ledger, Spent
+from fedgist.federation.site_file import FILES, LEAST_ROWS_TELL, SiteFile
+from fedgist.federation.site_ledger import BudgetError, Ledger, Limits, Spent
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe, flat, own_places, read
 from fedgist.recipe.resolve import Setup
+from fedgist.runs.digests import of_text
 from fedgist.world.privacy_budget import PrivacyBudget
 
 #: Sections in which a site and an approved recipe may differ: how the work is done, and where.
@@ -71,6 +73,18 @@ def _settings(recipe: Recipe) -> dict[str, object]:
     return settings
 
 
+def digest_of_settings(recipe: Recipe) -> str:
+    """Return the digest of the settings that define a run: a site binds the run's state to it.
+
+    Without privacy a run may go on with more rounds. Under privacy that is a new run, because the
+    budget was divided among the rounds.
+    """
+    settings = _settings(as_federated(recipe))
+    if recipe.privacy.unit == "none":
+        del settings["train.num_rounds"]
+    return of_text(json.dumps(settings, sort_keys=True))
+
+
 def check_run(setup: Setup, site: SiteFile) -> None:
     """Raise SiteError if the site's policy does not allow a run."""
     check_setup(setup)
@@ -79,6 +93,8 @@ def check_run(setup: Setup, site: SiteFile) -> None:
         raise SiteError(
             f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds"
         )
+    if privacy.unit == "record" and policy.least_rows > 1:
+        raise SiteError(f"{site.file}: {LEAST_ROWS_TELL}")
     if policy.epsilon is None:
         return
     budget = f"{site.file}: policy.epsilon = {policy.epsilon:g}"
@@ -89,19 +105,26 @@ def check_run(setup: Setup, site: SiteFile) -> None:
             f"{budget}, and the server would add the noise (privacy.where = 'central'): "
             "policy.trust_server = true accepts that"
         )
+    if privacy.delta is not None and privacy.delta > policy.delta:
+        raise SiteError(
+            f"{site.file}: policy.delta = {policy.delta:g}; the run has privacy.delta = "
+            f"{privacy.delta:g}"
+        )
 
 
 @dataclass(frozen=True)
 class ReleasePolicy:
     """The decision on each release in one run, with the charge to the site's ledger.
 
-    ``data`` and ``digest`` are the name and the digest of the site's rows. ``budget`` is the run's
-    privacy budget as the site itself works it out; None without privacy. Rounds up to ``lost`` were
-    charged by a state that is lost: what they released is not known, so they release nothing more.
+    ``data`` and ``digest`` are the name and the digest of the site's rows, and ``recipe`` is the
+    digest of the run's settings. ``budget`` is the run's privacy budget as the site itself works it
+    out; None without privacy. Rounds up to ``lost`` were charged by a state that is lost: what they
+    released is not known, so they release nothing more.
     """
 
     site: SiteFile
     run: str
+    recipe: str
     data: str
     digest: str
     budget: PrivacyBudget | None
@@ -111,16 +134,24 @@ class ReleasePolicy:
         """Charge the ledger for a round, or refuse it. Without a limit, it is charged as well."""
         if self.budget is None:
             return
-        stated = self.site.policy.epsilon
-        limit = math.inf if stated is None else stated
+        policy, folder = self.site.policy, self.site.state_folder
         if request.round <= self.lost:
             raise MessageError(
                 f"round {request.round} was charged before this site lost its state: its release "
                 "may have been made"
             )
-        epsilon = self.budget.epsilon(request.round)
-        spent = Spent(epsilon=epsilon, delta=self.budget.delta, round=request.round)
-        Ledger(self.site.state_folder).charge(self.data, self.digest, self.run, spent, limit)
+        spent = Spent(
+            epsilon=self.budget.epsilon(request.round),
+            delta=self.budget.delta,
+            round=request.round,
+            recipe=self.recipe,
+        )
+        limits = None if policy.epsilon is None else Limits(policy.epsilon, policy.delta)
+        try:
+            Ledger(folder).charge(self.data, self.digest, self.run, spent, limits)
+        except BudgetError as error:
+            audit_log.write(folder, f"run {self.run}: {error.detail}")
+            raise
 
     def before_sending(self, request: Header, reply: bytes) -> None:
         """Refuse a reply that is larger than the policy allows."""
@@ -139,7 +170,8 @@ def described(site: SiteFile) -> list[str]:
     words = [f"methods: {methods}"]
     words += [f"code of others: {listed(policy.code)}"] if policy.code else []
     words += [f"at most {policy.most_rounds} rounds"] if policy.most_rounds else []
-    words += [f"epsilon in all: {policy.epsilon:g}"] if policy.epsilon is not None else []
+    if policy.epsilon is not None:
+        words += [f"epsilon {policy.epsilon:g} and delta {policy.delta:g} over all runs"]
     words += [f"replies of at most {policy.largest_upload} bytes"] if policy.largest_upload else []
     if policy.least_rows > 1:
         words += [f"classes with fewer than {policy.least_rows} training rows are not used"]

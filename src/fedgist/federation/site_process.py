@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedgist.federation.site_setup import (
     try_training,
     would_leave,
 )
+from fedgist.federation.site_store import locked
 from fedgist.recipe.reading import Recipe, read
 from fedgist.world.declared import as_section
 
@@ -54,8 +56,11 @@ def take_part(kit: Kit, site: SiteFile, say: Callable[[str], None]) -> None:
 
     if (note := expiry_note(kit.certificate)) is not None:
         tell(note)
+    agent = SiteAgent(site, tell)
+    agent.hold()
     tell(f"connecting to {kit.address} as {kit.name}")
-    end = Connection(kit, SiteAgent(site, tell)).run()
+    with contextlib.closing(agent):
+        end = Connection(kit, agent).run()
     tell(f"{end}; the audit log is {site.state_folder / audit_log.AUDIT}")
 
 
@@ -63,7 +68,8 @@ def open_new_budget(site: SiteFile) -> list[str]:
     """Open a new privacy budget for the site's data; return what was done in words."""
     data = plain_data(site)
     name, digest = site.table.name, digest_of(data)
-    before = Ledger(site.state_folder).begin_anew(name, digest)
+    with locked(site.state_folder):
+        before = Ledger(site.state_folder).begin_anew(name, digest)
     spent = "nothing was spent" if before is None else f"epsilon {before.epsilon:g} was spent"
     text = f"the budget of {name!r} begins anew for {data.name}; {spent} of the one before"
     audit_log.write(site.state_folder, f"new data: {text}")

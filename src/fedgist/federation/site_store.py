@@ -8,13 +8,13 @@ releases a stage twice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
+from filelock import BaseFileLock, FileLock, Timeout
 from pydantic import BaseModel
 from torch import Tensor
 
@@ -25,6 +25,8 @@ from fedgist.runs import atomic_files as files
 from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.digests import of_arrays, of_text
 
+LOCK = "in_use.lock"
+PATIENCE_S = 3.0  # processes that a killed site left behind end within a second
 BASE, RELEASES, ENDING = "base.safetensors", "releases.json", ".safetensors"
 HEADER = "fedgist"
 FORMAT: Literal[1] = 1
@@ -36,6 +38,8 @@ MENDING = "put it back from a copy, or remove the folder: the site then begins a
 class StateHeader(BaseModel):
     """The header of a file: whose it is, which stage it holds, and the digest of all of it.
 
+    ``recipe`` is the digest of the run's settings. ``lost`` is the last round that was charged by
+    an earlier state, which is lost; -1 if none is.
     ``releases`` is the number of releases that were made when the file was written.
     """
 
@@ -44,6 +48,8 @@ class StateHeader(BaseModel):
     format: Literal[1] = FORMAT
     run: str
     client: int
+    recipe: str
+    lost: int
     key: StageKey = NO_STAGE
     digest: str = ""
     forgotten: StageKey
@@ -51,18 +57,59 @@ class StateHeader(BaseModel):
     whole: str = ""
 
 
+class Releases(BaseModel):
+    """The releases of a run: each stage, with the digest of the download behind it."""
+
+    model_config = CLOSED
+
+    format: Literal[1] = FORMAT
+    run: str
+    client: int
+    recipe: str
+    releases: tuple[tuple[StageKey, str], ...]
+    whole: str = ""
+
+    def digest(self) -> str:
+        """Return the digest of all but itself."""
+        return of_text(self.model_dump_json(exclude={"whole"}))
+
+
+def locked(folder: Path) -> BaseFileLock:
+    """Lock a site's state folder until the lock is dropped, or the process ends.
+
+    Raises
+    ------
+    SiteError
+        If another process holds the lock.
+    """
+    files.private_folder(folder)
+    # a lock is the process's: its threads share it
+    lock = FileLock(folder / LOCK, PATIENCE_S, mode=files.OWNER_ONLY, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise SiteError(f"{folder} is in use by another fedgist site: stop it first") from error
+    return lock
+
+
 @dataclass
 class SiteStore:
-    """The folder of one site's state in one run. ``written`` holds what is on the disk."""
+    """The folder of one site's state in one run. ``written`` holds what is on the disk.
+
+    ``recipe`` and ``lost`` are those of :class:`StateHeader`.
+    """
 
     folder: Path
     run: str
     client: int
+    recipe: str
+    lost: int = -1
     written: dict[StageKey, str] = field(default_factory=dict)  # digests of the downloads
     releases: dict[StageKey, str] = field(default_factory=dict)
 
     def keep(self, state: SiteState) -> None:
         """Write the state; return when it would survive a restart."""
+        files.private_folder(self.folder)
         if state.released != self.releases:
             self._write_releases(state.released)
         gone = sorted(self.written.keys() - state.answered.keys(), reverse=True)
@@ -113,6 +160,8 @@ class SiteStore:
         return StateHeader(
             run=self.run,
             client=self.client,
+            recipe=self.recipe,
+            lost=self.lost,
             key=key,
             digest=digest,
             forgotten=forgotten,
@@ -128,7 +177,7 @@ class SiteStore:
         kept = on_cpu(arrays)
         sealed = header.model_copy(update={"whole": _digest(header, kept)})
         blob = as_bytes(HEADER, sealed.model_dump_json(), kept)
-        files.write(self.folder / name, blob)
+        files.write(self.folder / name, blob, private=True)
 
     def _read(self, name: str) -> tuple[StateHeader, dict[str, Tensor]]:
         """Return the header and the arrays of a file, after its check."""
@@ -138,7 +187,8 @@ class SiteStore:
             header = StateHeader.model_validate_json(text)
         except BROKEN as error:
             raise SiteError(f"{path} cannot be read ({first_line(error)}): {MENDING}") from error
-        self._check(path, header.run, header.client, whole=header.whole == _digest(header, arrays))
+        self._check(path, header, whole=header.whole == _digest(header, arrays))
+        self.lost = max(self.lost, header.lost)
         if header.releases > len(self.releases):
             raise SiteError(
                 f"{self.folder / RELEASES} is missing or too old: {header.releases} releases were "
@@ -146,18 +196,23 @@ class SiteStore:
             )
         return header, arrays
 
-    def _check(self, path: Path, run: object, client: object, *, whole: bool) -> None:
+    def _check(self, path: Path, header: StateHeader | Releases, *, whole: bool) -> None:
         if not whole:
             raise SiteError(f"{path} is damaged: {MENDING}")
-        for fact, stored, expected in (("run", run, self.run), ("site", client, self.client)):
+        if header.recipe != self.recipe:
+            raise SiteError(f"run {self.run} began here with another recipe: begin a new run")
+        for fact, stored, expected in (
+            ("run", header.run, self.run),
+            ("site", header.client, self.client),
+        ):
             if stored != expected:
                 raise SiteError(f"{path} is of {fact} {stored}, not {expected}: {MENDING}")
 
     def _write_releases(self, released: Mapping[StageKey, str]) -> None:
-        entries = [[*key, digest] for key, digest in sorted(released.items())]
-        table = {"format": FORMAT, "run": self.run, "client": self.client, "releases": entries}
-        seal = of_text(json.dumps(table, sort_keys=True))
-        files.write(self.folder / RELEASES, json.dumps(table | {"whole": seal}) + "\n")
+        entries = tuple((key, digest) for key, digest in sorted(released.items()))
+        table = Releases(run=self.run, client=self.client, recipe=self.recipe, releases=entries)
+        sealed = table.model_copy(update={"whole": table.digest()})
+        files.write(self.folder / RELEASES, sealed.model_dump_json() + "\n", private=True)
         self.releases = dict(released)
 
     def _read_releases(self) -> dict[StageKey, str]:
@@ -165,13 +220,11 @@ class SiteStore:
         if not path.exists():
             return {}
         try:
-            table = dict(json.loads(path.read_text(encoding="utf-8")))
-            whole = table.pop("whole", None) == of_text(json.dumps(table, sort_keys=True))
-            releases = {(int(r), int(s), str(a)): str(d) for r, s, a, d in table["releases"]}
+            table = Releases.model_validate_json(path.read_bytes())
         except BROKEN as error:
             raise SiteError(f"{path} cannot be read ({first_line(error)}): {MENDING}") from error
-        self._check(path, table.get("run"), table.get("client"), whole=whole)
-        return releases
+        self._check(path, table, whole=table.whole == table.digest())
+        return dict(table.releases)
 
 
 def _name(key: StageKey) -> str:

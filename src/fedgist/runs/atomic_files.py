@@ -11,7 +11,7 @@ from pathlib import Path
 from fedgist.errors import DiskFullError, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-OWNER_ONLY = 0o600  # mode of a private file
+OWNER_ONLY, OWNER_ENTERS = 0o600, 0o700  # modes of a private file and of a private folder
 
 
 @contextlib.contextmanager
@@ -65,10 +65,20 @@ def _replace(path: Path, blob: bytes, *, private: bool, durable: bool) -> None:
             part.unlink(missing_ok=True)
 
 
-def append(path: Path, blob: bytes) -> None:
-    """Append to a file."""
+def private_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter, and the missing folders above it."""
+    for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        missing.mkdir(OWNER_ENTERS, exist_ok=True)
+    if path.stat().st_mode & 0o777 != OWNER_ENTERS:
+        path.chmod(OWNER_ENTERS)
+
+
+def append(path: Path, blob: bytes, *, private: bool = False) -> None:
+    """Append to a file. Only the owner can read a ``private`` file that is made here."""
     with room_for(path):
         try:
+            if private:
+                path.touch(OWNER_ONLY)
             file = path.open("ab")
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
