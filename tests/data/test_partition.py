@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from fedgist.core import random
 from fedgist.data import PARTITIONS
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
-from fedgist.data.partition import Partition, hold_out, partition
+from fedgist.data.partition import Partition, partition
 from fedgist.errors import DataError, InputError
 from fedgist.recipe.reading import make
 
@@ -123,26 +122,6 @@ def test_validation_holds_out_a_share_of_each_clients_training_rows(
     ):
         assert sorted(kept + held) == sorted(both)
         assert len(held) == int(share * len(both))
-
-
-@given(st.integers(1, 40), st.integers(0, 40), st.sampled_from([0.1, 0.3, 0.8]), st.integers(0, 99))
-def test_an_independent_draw_holds_out_each_row_whatever_the_others_are(
-    first: int, second: int, share: float, seed: int
-) -> None:
-    # rejects a permutation of the rows, in which one row more moves others
-    everyone = [torch.arange(first), torch.arange(first, first + second)]
-    neighbor = [everyone[0], torch.arange(first, first + second + 1)]
-    whole, more = (
-        hold_out(c, share, random.key(seed), independent=True) for c in (everyone, neighbor)
-    )
-    assert sorted(flat(whole[0]) + flat(whole[1])) == list(range(first + second))
-    for before, after in zip(whole, more, strict=True):
-        assert set(flat(before)) == set(flat(after)) - {first + second}
-
-
-def test_an_independent_draw_holds_out_the_share_that_was_asked_for() -> None:
-    _, held = hold_out([torch.arange(20_000)], 0.2, random.key(0), independent=True)
-    assert abs(len(held[0]) / 20_000 - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 20_000)
 
 
 @few

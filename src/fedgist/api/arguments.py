@@ -13,7 +13,9 @@ from fedgist.core.method import Method
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.own_metric import OwnMetric, own_metric
 from fedgist.core.target import Target
+from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset
+from fedgist.data.partition import owner_of_rows
 from fedgist.data.sources.python_objects import array
 from fedgist.data.sources.user_rows import user_rows
 from fedgist.errors import MethodError, RecipeError, ReportError
@@ -78,7 +80,15 @@ def rows_given(
     if data is None:
         return None, rows, tests
     fraction = recipe.data.options.get("test_fraction") if recipe.data.name == GIVEN else None
-    data_set, held = user_rows(data, fraction, recipe.data.read, target)
+    private = recipe.privacy.unit == "record"
+    first = 0.0 if private and fraction is not None else fraction
+    data_set, held = user_rows(data, first, recipe.data.read, target)
+    if private and fraction is not None:
+        count = len(data_set.y)
+        own = {} if rows is None else rows_of_each(rows, count, "clients")
+        owner = data_set.clients if rows is None else owner_of_rows(own.values(), count)
+        data_set, drawn = split_by_content(data_set, fraction, recipe.seed, owner)
+        held = None if held is None else drawn.numpy()
     if isinstance(data, list) and data_set.clients is not None:
         return data_set, *_rows_of_lists(data_set, rows, tests)
     if held is None or rows is None:

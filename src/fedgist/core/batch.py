@@ -22,12 +22,15 @@ NO_WORD = -1
 class Labels:
     """All rows of a client without their inputs: labels ``y`` (rows, ...), ``mask`` (rows,).
 
-    ``annotations`` are numbers of rows (rows,) by name, as in a batch.
+    ``annotations`` are numbers of rows (rows,) by name, as in a batch. Under privacy of records,
+    ``fates`` (rows,) are random whole numbers of the rows: draws among rows depend on them, so that
+    one row more moves no other row. They are None otherwise.
     """
 
     y: Tensor
     mask: Tensor
     annotations: dict[str, Tensor] = field(default_factory=dict)
+    fates: Tensor | None = None
 
 
 @tree

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random, system_noise
+from fedgist.core.batch import Batch
 from fedgist.core.counts import CountRange
 from fedgist.core.replies import Replies
 from fedgist.core.tree import build, leaves, map_leaves, named
@@ -101,13 +102,33 @@ def sensitivity(unit: PrivacyUnit, clip: float) -> float:
 
 
 def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
-    """Return features (batch, m) with norms at most the clip, if records are protected."""
+    """Return features (batch, m) with norms at most the clip, if records are protected.
+
+    Features that are not finite become 0: a refused upload would tell that there is such a row.
+    """
     if privacy is None or privacy.unit != "record":
         return z
+    z = torch.where(_is_finite(z, privacy).unsqueeze(1), z, 0.0)
     fine = on_grid(z, privacy.grid)
     norm = torch.linalg.vector_norm(fine, dim=1, keepdim=True)
-    # a number that is not finite stays so, and the server refuses the upload
     return shrunk(fine, clip_factor(norm, privacy.clip), privacy.grid).to(z.dtype)
+
+
+def counted(z: Tensor, batch: Batch, privacy: Privacy | None) -> Batch:
+    """Return a batch without the rows whose features ``z`` (batch, ...) are not finite.
+
+    So such a row adds nothing to a sum, its count included. Without privacy of records the batch is
+    unchanged.
+    """
+    if privacy is None or privacy.unit != "record":
+        return batch
+    return replace(batch, mask=batch.mask & _is_finite(z, privacy))
+
+
+def _is_finite(z: Tensor, privacy: Privacy) -> Tensor:
+    """Return whether a row's norm is finite, (batch,), for features (batch, ...)."""
+    fine = z.flatten(1).to(torch.float64 if privacy.grid else z.dtype)
+    return torch.isfinite(torch.linalg.vector_norm(fine, dim=1))
 
 
 def clip_factor(norm: Tensor, clip: float) -> Tensor:

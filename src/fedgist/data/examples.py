@@ -33,7 +33,7 @@ class Examples:
     uses ``factor[owner[i]]`` and ``offset[owner[i]]``, those of its client; -1 marks a row without
     a client, which is in no batch. ``annotations`` are additional numbers of each row, (rows,) by
     name. ``scale`` is the largest raw number of an image. ``views`` is the number of augmented
-    views per row.
+    views per row. ``fates`` (rows,) are those of :class:`~fedgist.core.batch.Labels`.
     """
 
     x: Inputs = field(repr=False)
@@ -45,6 +45,7 @@ class Examples:
     views: int = 1
     owner: Tensor | None = field(default=None, repr=False)
     annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    fates: Tensor | None = field(default=None, repr=False)
 
     @property
     def complete(self) -> bool:
@@ -60,7 +61,8 @@ class Examples:
         The moments of clients without such a row are dropped.
         """
         beside = {name: values[rows] for name, values in self.annotations.items()}
-        some = replace(self, x=self.x[rows], y=self.y[rows], annotations=beside)
+        fates = None if self.fates is None else self.fates[rows]
+        some = replace(self, x=self.x[rows], y=self.y[rows], annotations=beside, fates=fates)
         if self.owner is None:
             return some
         kept = torch.unique(self.owner[rows])

@@ -6,7 +6,7 @@ tested on its training classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.partition_rules import Ints
 from fedgist.errors import DataError, did_you_mean
+
+#: Returns a number from 0 to 1 for each row (rows,), given the row numbers (rows,) of each client.
+Draw = Callable[[Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +45,14 @@ def partition(
     key: Tensor,
     *,
     validation: float = 0.0,
-    independent: bool = False,
+    draw: Draw | None = None,
     **options: Any,
 ) -> Partition:
     """Divide the rows of ``data`` among clients.
 
     ``name`` is one of :data:`PARTITIONS`, and ``options`` are its options. All draws come from
     ``key``. ``validation`` is the share of each client's training rows to hold out, rounded down.
-    With ``independent``, every row is held out independently with this probability.
+    With ``draw``, every row is held out by itself (see :func:`hold_out`).
     """
     if name not in PARTITIONS:
         raise DataError(
@@ -70,7 +73,7 @@ def partition(
                 "training rows"
             )
     tensors = [_tensor(rows) for rows in train]
-    kept, held = hold_out(tensors, validation, key, independent=independent)
+    kept, held = hold_out(tensors, validation, key, draw)
     names = data.client_names[:num_clients] if name == "natural" else ()
     return Partition(kept, held, Rows.of([_tensor(rows) for rows in test]), names)
 
@@ -79,21 +82,20 @@ def hold_out(
     train: Sequence[Tensor],
     share: float,
     key: Tensor,
+    draw: Draw | None = None,
     *,
-    independent: bool = False,
     first: int = 0,
 ) -> tuple[Rows, Rows]:
     """Return each client's training rows and validation rows.
 
     ``train`` holds the row numbers of each client, (rows,), from client number ``first`` on. The
-    validation rows are a share of the client's rows, rounded down. With ``independent`` every row
-    is drawn independently: one row more or less does not change the draw of any other row.
+    validation rows are a share of the client's rows, rounded down. With ``draw``, each row whose
+    number is below ``share`` is held out: one row more or less moves no other row.
     """
     if share == 0.0:  # with many clients the general case would take seconds
         return Rows.of(train), Rows.of([rows[:0] for rows in train])
-    if independent:
-        last = max((int(rows.max()) for rows in train if len(rows)), default=-1)
-        drawn = random.uniform(random.fold(key, "validation"), (last + 1,)) < share
+    if draw is not None:
+        drawn = draw(train) < share
         pairs = [(rows[~drawn[rows]], rows[drawn[rows]]) for rows in train]
     else:
         pairs = [
@@ -101,6 +103,14 @@ def hold_out(
             for client, rows in enumerate(train, first)
         ]
     return Rows.of([kept for kept, _ in pairs]), Rows.of([held for _, held in pairs])
+
+
+def owner_of_rows(parts: Iterable[Tensor], count: int) -> Tensor:
+    """Return the client of each of ``count`` rows, (count,), -1 for a row of no client."""
+    owner = torch.full((count,), -1)
+    for client, rows in enumerate(parts):
+        owner[rows] = client
+    return owner
 
 
 def _held_out(rows: Tensor, share: float, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ from fedgist.recipe.schema import EngineSection
 from fedgist.recipe.section_options import with_checked_options
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.client_settings import settings_in
-from fedgist.world.data import read_data
+from fedgist.world.data import read_data, validation_draw, with_fates
 from fedgist.world.declared import check_facts, declared_facts
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.models import architectures_of, groups_of_recipe
@@ -81,8 +81,8 @@ def site_part(
 ) -> SitePart:
     """Return the part of site ``number`` in a server's recipe.
 
-    ``names`` are the names of all sites. ``secret`` seeds the start of a private model. ``say`` is
-    called with notes on long calculations.
+    ``names`` are the names of all sites. ``secret`` seeds the start of a private model, and draws
+    among rows under privacy of records. ``say`` is called with notes on long calculations.
 
     Raises
     ------
@@ -92,13 +92,20 @@ def site_part(
     setup = setup_at_site(recipe, site)
     side = server_context(setup, names, say)
     section, code = data_section(setup, site), setup.engine.code_folder
-    data = read_data(section, setup.seed, root=site.data_root, target=setup.labels, code=code)
+    data = read_data(
+        section,
+        setup.seed,
+        root=site.data_root,
+        target=setup.labels,
+        code=code,
+        secret=secret if setup.privacy.unit == "record" else None,
+    )
     for note in data.notes:
         say(note)
     data, left_out = allowed_rows(data, site)
     check_facts(declared_facts(setup), data)
     client = side.clients[number]
-    population = _population(setup, side, data, number)
+    population = _population(setup, side, data, number, secret)
     check_rows(setup.privacy, data, population.train, population.validation)
     task = task_of_site(_with_private_model(setup, side.task, site, secret), client.architectures)
     own = settings_of(setup, task, names)
@@ -297,7 +304,9 @@ def data_section(setup: Setup, site: SiteFile) -> Data:
         return with_checked_options(setup.text.changed({"data": section})).data
 
 
-def _population(setup: Setup, side: ServerContext, data: Dataset, number: int) -> Population:
+def _population(
+    setup: Setup, side: ServerContext, data: Dataset, number: int, secret: int
+) -> Population:
     """Return the site's rows as a population of one client."""
     most = setup.clients.max_rows
     if most is not None and len(data.y) > most:
@@ -308,14 +317,15 @@ def _population(setup: Setup, side: ServerContext, data: Dataset, number: int) -
     if side.task.objective.views > 1 and len(data.y) < LEAST_ROWS:
         raise SiteError(f"{data.name} has fewer than {LEAST_ROWS} rows, too few to compare")
     key, share = random.key(setup.seed, "partition"), setup.data.validation
-    independent = setup.privacy.unit == "record"
+    draw = validation_draw(data, secret) if setup.privacy.unit == "record" else None
     rows = [torch.arange(len(data.y))]
-    train, validation = hold_out(rows, share, key, independent=independent, first=number)
+    train, validation = hold_out(rows, share, key, draw, first=number)
     if setup.data.normalize == "client":
         mean, std = own_moments(data, train[0])
         data = replace(data, mean=mean, std=std)
     views = side.task.objective.views
     on_train, on_test = examples(data, setup.data.augment, setup.device, views)
+    on_train = with_fates(setup, data, on_train, train, secret)
     test = Rows.of([torch.arange(len(data.y_test))])
     return Population((side.clients[number],), on_train, on_test, train, validation, test)
 

@@ -20,7 +20,7 @@ from fedgist.core.counts import COUNTS
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
-from fedgist.core.privacy import bounded
+from fedgist.core.privacy import bounded, counted
 from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
@@ -156,8 +156,9 @@ class FedProto(Method):
         self, net: Net, batch: Batch, own: Own, down: Prototypes, ctx: Context
     ) -> ClassTotals:
         """Return class sums and counts over a batch."""
-        phi = with_constant(bounded(net.features(batch.x), ctx.task.privacy).flatten(0, -2))
-        sums = members(batch, ctx.task).to(phi.dtype).T @ phi
+        z, privacy = net.features(batch.x), ctx.task.privacy
+        phi = with_constant(bounded(z, privacy).flatten(0, -2))
+        sums = members(counted(z, batch, privacy), ctx.task).to(phi.dtype).T @ phi
         return ClassTotals(sums[:, 1:], sums[:, 0])
 
     def upload(

@@ -34,7 +34,7 @@ from fedgist.core.method import (
 )
 from fedgist.core.metrics import INFORMATION, Metric
 from fedgist.core.peer_method import PeerMethod
-from fedgist.core.privacy import bounded, check_weights, noise_floor
+from fedgist.core.privacy import bounded, check_weights, counted, noise_floor
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.core.target import Target
 from fedgist.core.tree import take, tree
@@ -438,7 +438,7 @@ class RepShare(PeerMethod):
         """Return a mask (rows, M_up) of each observation's rows.
 
         They are ``n_avg`` rows of each class, or all rows of smaller classes. With ``pick_rate``,
-        rows are sampled independently.
+        rows are sampled independently, under privacy of records by their content.
         """
         if self.release_weight:
             rows = replace(rows, mask=rows.mask & (rows.annotations[self.release_weight] > 0))
@@ -446,7 +446,7 @@ class RepShare(PeerMethod):
         def picked(key: Tensor) -> Tensor:
             if self.pick_rate is None:
                 return drawn_of_each_class(key, rows, ctx.task.num_classes, self.n_avg)
-            draws = random.uniform(key, (len(rows.y),)) < self.pick_rate
+            draws = _draws(key, rows) < self.pick_rate
             return (draws & rows.mask).to(torch.float32)
 
         picks = [picked(ctx.draw("pick", m)) for m in range(self.m_up)]
@@ -461,7 +461,8 @@ class RepShare(PeerMethod):
         ctx: Context,
     ) -> ReleaseSums:
         """Return sums of features by class, over all rows and over each observation's rows."""
-        z = bounded(net.features(batch.x)[:, : down.mean.shape[1]], ctx.task.privacy)
+        z = net.features(batch.x)[:, : down.mean.shape[1]]
+        batch, z = counted(z, batch, ctx.task.privacy), bounded(z, ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
         members = one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
@@ -494,3 +495,10 @@ class RepShare(PeerMethod):
     def kept_of(self, server: Relay, client: int) -> Released | None:
         """Return a client's last release."""
         return server.of_client(client)
+
+
+def _draws(key: Tensor, rows: Labels) -> Tensor:
+    """Return a number from 0 to just below 1 for each row, (rows,)."""
+    if rows.fates is None:
+        return random.uniform(key, (len(rows.y),))
+    return random.uniform(random.fold(key, rows.fates).unsqueeze(1), (1,)).squeeze(1)

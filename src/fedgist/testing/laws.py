@@ -175,7 +175,7 @@ def stacking_changes_nothing(subject: MethodUnderTest) -> None:
     for size, together in ((2, subject.in_pairs.until(3)), (5, in_fives)):
         assert close(alone.state, together.state), f"stacks of {size} give another state"
         expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
-        alike = close(*({"": torch.tensor(scores)} for scores in (expected, seen)))
+        alike = close({"": torch.tensor(expected)}, {"": torch.tensor(seen)})
         assert alike, f"stacks of {size} give {metric.name} {seen}, not {expected}"
 
 

@@ -92,7 +92,9 @@ def _picks(cohort: Cohort, clients: Clients) -> Tensor | None:
     if not table.shape[1]:  # as in pieces: one absent row
         table = table.new_full((len(table), 1), -1)
     mask = table >= 0
-    rows = Labels(labels_of(cohort.examples.y, table), mask, cohort.examples.annotated(table))
+    examples = cohort.examples
+    fates = None if examples.fates is None else examples.fates[table.clamp(min=0)]
+    rows = Labels(labels_of(examples.y, table), mask, examples.annotated(table), fates)
     picks: Tensor = cohort.lift(one_client, (0, 0, 0))(rows, clients.own, cohort.keys)
     return picks
 

@@ -80,9 +80,9 @@ def private_gradients(
         weight = torch.where(rows.mask, _scale(row_gradients, steps).view(rows.mask.shape), 0.0)
         for name, gradient in row_gradients.items():
             by_client = gradient.reshape(*weight.shape, -1)
-            present = torch.where(rows.mask.unsqueeze(2), by_client, 0.0)
+            present = torch.where((weight > 0).unsqueeze(2), by_client, 0.0)
             sums[name] += _summed(present, weight, steps.grid).view_as(sums[name])
-        total += torch.where(rows.mask, losses.view(rows.mask.shape), 0.0).sum(1)
+        total += torch.where(weight > 0, losses.view(rows.mask.shape), 0.0).sum(1)
     return total / batch.mask.sum(1).clamp(min=1), sums
 
 
@@ -142,10 +142,14 @@ def _of_rows(
 
 
 def _scale(gradients: Mapping[str, Tensor], steps: PrivateSteps) -> Tensor:
-    """Return the factor of each row's gradient, (rows,), that clips its norm."""
+    """Return the factor of each row's gradient, (rows,), that clips its norm.
+
+    It is 0 for a gradient that is not finite, which would tell that there is such a row.
+    """
     norm_of = _exact_norm if steps.grid else functools.partial(torch.linalg.vector_norm, dim=1)
     norms = torch.stack([norm_of(gradient.flatten(1)) for gradient in gradients.values()])
-    return clip_factor(torch.linalg.vector_norm(norms, dim=0), steps.clip)
+    norm = torch.linalg.vector_norm(norms, dim=0)
+    return torch.where(norm.isfinite(), clip_factor(norm, steps.clip), 0.0)
 
 
 def _exact_norm(rows: Tensor) -> Tensor:

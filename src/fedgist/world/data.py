@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.target import Target
 from fedgist.data import Augmentation
 from fedgist.data.client_rows import Rows
+from fedgist.data.content_draws import fates, shares
 from fedgist.data.dataset import Dataset, check, with_classes
+from fedgist.data.examples import Examples
 from fedgist.data.normalization import own_moments, with_moments
-from fedgist.data.partition import Partition, hold_out, partition
+from fedgist.data.partition import Draw, Partition, hold_out, owner_of_rows, partition
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
 from fedgist.errors import RecipeError, listed, nearest
@@ -37,11 +41,12 @@ def read_data(
     root: Path | None = None,
     target: Target | None = None,
     code: str | None = None,
+    secret: int | None = None,
 ) -> Dataset:
     """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``.
 
     ``target`` is the form of the labels that the recipe's objective reads. A user's own source is
-    looked for in the folder ``code`` first.
+    looked for in the folder ``code`` first. With a ``secret``, test rows are drawn by content.
     """
     if own is not None:
         if section.words is not None:
@@ -63,6 +68,7 @@ def read_data(
             words=None if section.words is None else Reading(**section.words.model_dump()),
             target=target,
             missing_labels=section.missing_labels,
+            secret=secret,
             **section.options,
         )
     data = with_moments(data, section.normalize, section.mean, section.std)
@@ -136,7 +142,7 @@ def divide(setup: Setup, data: Dataset) -> Partition:
             "clients_test is given without clients: give each client's training rows as well"
         )
     key = random.key(setup.seed, "partition")
-    independent = setup.privacy.unit == "record"  # how many rows there are decides nothing
+    draw = validation_draw(data, setup.seed) if setup.privacy.unit == "record" else None
     if clients is None:
         p = setup.partition
         check_named("partition", p.name, "clients=")
@@ -148,12 +154,37 @@ def divide(setup: Setup, data: Dataset) -> Partition:
             _num_clients(setup, data),
             key,
             validation=setup.data.validation,
-            independent=independent,
+            draw=draw,
             **p.options,
         )
     train, tests, names = own_rows(clients, clients_test, len(data.y), len(data.y_test))
-    kept, held = hold_out(train, setup.data.validation, key, independent=independent)
+    kept, held = hold_out(train, setup.data.validation, key, draw)
     return Partition(kept, held, Rows.of(tests), names)
+
+
+def validation_draw(data: Dataset, secret: int) -> Draw:
+    """Return the draw of validation rows under privacy of records: by each row's content."""
+
+    def draw(train: Sequence[Tensor]) -> Tensor:
+        return shares(fates(data, secret, "validation", owner_of_rows(train, len(data.y))))
+
+    return draw
+
+
+def with_fates(
+    setup: Setup, data: Dataset, on_train: Examples, rows: Rows, secret: int
+) -> Examples:
+    """Return the training examples with fates, if a method draws among rows that are protected.
+
+    ``rows`` are those of each client.
+    """
+    method = setup.method
+    draws = isinstance(method, PeerMethod) and type(method).pick is not PeerMethod.pick
+    if setup.privacy.unit != "record" or not draws:
+        return on_train
+    owner = owner_of_rows((rows[client] for client in range(len(rows))), len(data.y))
+    numbers = fates(data, secret, "picks", owner)
+    return replace(on_train, fates=numbers.to(on_train.y.device))
 
 
 def _check_none_is_left_out(section: Data, data: Dataset) -> None:

@@ -18,7 +18,7 @@ from fedgist.data.partition import Partition
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.recipe.resolve import Setup
-from fedgist.world.data import divide, read_data
+from fedgist.world.data import divide, read_data, with_fates
 from fedgist.world.declared import check_facts, declared_facts
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.objective_choice import (
@@ -77,6 +77,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     members, train = _members(setup, models, parts, objective)
     try:
         on_train, on_test = examples(data, setup.data.augment, setup.device, objective.views)
+        on_train = with_fates(setup, data, on_train, train, setup.seed)
         sets = server_sets(setup, data, on_test, _held_out(on_train, on_test, central, parts))
         shared = None if public is None else _shared(public, on_train, setup, parts)
         task = task_of(setup, data.facts, objective, models, members, sets, shared)
@@ -97,7 +98,8 @@ def _data(
 ) -> tuple[Dataset, Public | None, Dataset | None]:
     """Return the clients' data, the public rows, and the rows that the server holds out."""
     root, code = setup.given.root, setup.engine.code_folder
-    data = read_data(setup.data, setup.seed, setup.given.data, root, setup.labels, code)
+    secret = setup.seed if setup.privacy.unit == "record" else None
+    data = read_data(setup.data, setup.seed, setup.given.data, root, setup.labels, code, secret)
     for note in data.notes:
         say(note)
     data, public = set_aside(setup, data)

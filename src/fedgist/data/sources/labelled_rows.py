@@ -77,10 +77,16 @@ def checked_fraction(fraction: float | None) -> float:
     return fraction
 
 
+class OwnTestRowsError(DataError):
+    """A share of test rows is stated beside test rows of the data's own."""
+
+
 def refuse_fraction(fraction: float | None, test_rows: str) -> None:
-    """Raise DataError if a share of test rows is stated beside test rows of the data's own."""
+    """Raise OwnTestRowsError if a share of test rows is stated beside the data's own test rows."""
     if fraction is not None:
-        raise DataError(f"test_fraction = {fraction:g} is not read: {test_rows}; leave it out")
+        raise OwnTestRowsError(
+            f"test_fraction = {fraction:g} is not read: {test_rows}; leave it out"
+        )
 
 
 def held_out(labels: Values, fraction: float | None) -> Values:

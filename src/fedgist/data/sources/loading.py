@@ -7,16 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedgist.core.target import Target
+from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.label_check import MissingLabels
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import readable
+from fedgist.data.sources.labelled_rows import OwnTestRowsError, checked_fraction
 from fedgist.data.sources.locations import data_root
 from fedgist.data.sources.read_modes import Read
 from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
+TEST_FRACTION_KEY = "test_fraction"
 # parameters that sources share
 NO_OPTIONS = ("root", "classes", "seed", "read", "target", "missing_labels")
 
@@ -32,6 +35,7 @@ def load_data(
     missing_labels: MissingLabels = "refuse",
     read: Read = "auto",
     source: Callable[..., Dataset | SplitTexts] | None = None,
+    secret: int | None = None,
     **options: object,
 ) -> Dataset:
     """Return the validated data set of the source ``name``.
@@ -42,7 +46,8 @@ def load_data(
     ``target`` is the form of the labels to read, if the source has several; the default is the
     source's own. With ``missing_labels = "mask"`` labels may be missing. ``read`` says how rows are
     read: once, or when they are used. ``source`` reads the data set if the name is a user's own.
-    ``options`` are those of the source.
+    With a ``secret``, test rows that the source would draw by their places are drawn by their
+    content (:mod:`fedgist.data.content_draws`). ``options`` are those of the source.
     """
     source = source or _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
@@ -53,14 +58,25 @@ def load_data(
     if read == "lazy" and "read" not in taken:
         raise DataError(f"data.read = 'lazy': the rows of {name} are read once, into memory")
     arguments |= {key: value for key, value in common.items() if key in taken}
-    with readable(name):
-        data = source(**arguments)
-        if isinstance(data, SplitTexts):
-            kind = "words" if data.train.labels is None else target or "class"
-            data = text_dataset(data, words or Reading(), kind)
-        elif words is not None:
-            raise DataError(f"data.words is about texts, and {name} has none")
-        return with_classes(check(data, missing_labels), classes)
+
+    def whole(**further: object) -> Dataset:
+        with readable(name):
+            data = source(**arguments, **further)
+            if isinstance(data, SplitTexts):
+                kind = "words" if data.train.labels is None else target or "class"
+                data = text_dataset(data, words or Reading(), kind)
+            elif words is not None:
+                raise DataError(f"data.words is about texts, and {name} has none")
+            return with_classes(check(data, missing_labels), classes)
+
+    if secret is None or TEST_FRACTION_KEY not in taken:
+        return whole()
+    stated = arguments.pop(TEST_FRACTION_KEY, None)
+    try:
+        undivided = whole(test_fraction=0.0)
+    except OwnTestRowsError:
+        return whole(test_fraction=stated)
+    return split_by_content(undivided, checked_fraction(stated), secret)[0]
 
 
 def _source(name: str) -> Callable[..., Dataset | SplitTexts]:

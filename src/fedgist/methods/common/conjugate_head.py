@@ -29,7 +29,7 @@ from fedgist.core.counts import COUNTS_FIRST
 from fedgist.core.message import message
 from fedgist.core.net import Net
 from fedgist.core.optim import init, step
-from fedgist.core.privacy import bounded
+from fedgist.core.privacy import bounded, counted
 from fedgist.core.task import Task
 from fedgist.core.training import Optimizer
 from fedgist.methods.common.linear_head import class_sums, with_constant
@@ -49,8 +49,9 @@ class ClassSums:
 
 def feature_sums(net: Net, batch: Batch, task: Task) -> ClassSums:
     """Return S, (classes, m + 1), over a batch (eq. 2); private records have clipped terms."""
-    phi = with_constant(bounded(net.features(batch.x), task.privacy))
-    return ClassSums(class_sums(phi, batch.y, batch.mask, task.num_classes))
+    z = net.features(batch.x)
+    phi, rows = with_constant(bounded(z, task.privacy)), counted(z, batch, task.privacy)
+    return ClassSums(class_sums(phi, rows.y, rows.mask, task.num_classes))
 
 
 def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:

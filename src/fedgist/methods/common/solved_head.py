@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedgist.core.batch import Batch
 from fedgist.core.net import Net
-from fedgist.core.privacy import bounded
+from fedgist.core.privacy import bounded, counted
 from fedgist.core.regression import Regression
 from fedgist.core.task import Task
 from fedgist.errors import MethodError
@@ -47,8 +47,9 @@ def statistics(net: Net, batch: Batch, task: Task) -> Tensor:
 
     Rows have the weights of ``batch.weight``, if any. Private records have clipped features.
     """
-    phi = with_constant(bounded(net.features(batch.x), task.privacy))
-    return solved_head(task, phi.shape[1] - 1).sums(phi, batch)
+    z = net.features(batch.x)
+    phi = with_constant(bounded(z, task.privacy))
+    return solved_head(task, phi.shape[1] - 1).sums(phi, counted(z, batch, task.privacy))
 
 
 def solved_head(task: Task, m: int) -> SolvedHead:
