@@ -69,6 +69,10 @@ class SiteError(InputError):
     """A site's file or its stored state cannot be used."""
 
 
+class OwnerError(SiteError):
+    """A private site's rows do not fit: its owner must act, and no server may hear of it."""
+
+
 class KitError(InputError):
     """A kit, certificate, key or roster of a federation cannot be used."""
 

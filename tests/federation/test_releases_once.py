@@ -14,73 +14,17 @@ from typing import Any
 
 import pytest
 
-from fedgist.core.method import Order
 from fedgist.engines.client_host import ClientHost
-from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.engines.envelope import unseal
 from fedgist.errors import SiteError
 from fedgist.federation import audit_log
-from fedgist.federation.run_plan import Plan, digest_of_recipe, recipe_text
-from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_agent import SiteAgent
-from fedgist.federation.site_file import SiteFile, SiteTable
 from fedgist.federation.site_policy import ReleasePolicy
 from fedgist.federation.site_store import SiteStore
-from fedgist.recipe.resolve import resolve
-from fedgist.runs.round import context, start_server
-from fedgist.world.server_context import ServerContext
-from three_sites import NAMES, parsed, recipe, write_rows
+from private_sites import ANY_SIZE, PRIVATE, RUN, plan_of, request, side_of, site_file
+from three_sites import recipe, write_rows
 
-RUN, LIMIT = "0123456789abcdef", 6.0
-ANY_SIZE = 1 << 30
 FORKS = multiprocessing.get_context("fork")
-PRIVATE: dict[str, Any] = {
-    "model": {"name": "mlp", "hidden": [8]},
-    "clients": {"max_rows": 2000},
-    "privacy": {
-        "unit": "record",
-        "epsilon": 4.0,
-        "delta": 1e-5,
-        "clip": 1.0,
-        "where": "local",
-        "noise": "system",
-    },
-}
-
-
-def side_of(raw: dict[str, Any]) -> ServerContext:
-    return server_context(resolve(parsed(raw)), NAMES)
-
-
-def plan_of(side: ServerContext, run: str = RUN, **changes: Any) -> dict[str, Any]:
-    text = side.recipe
-    plan = Plan(
-        run=run,
-        recipe=recipe_text(text),
-        digest=digest_of_recipe(text),
-        number=0,
-        names=NAMES,
-        certificate="",
-        last=None,
-        state_lost="refuse",
-    )
-    return plan.model_copy(update=changes).model_dump(mode="json")
-
-
-def request(side: ServerContext, number: int, run: str = RUN) -> bytes:
-    (stage,) = [s for s in side.method.stages(context(side, number, "")) if s]
-    ctx = context(side, number, stage)
-    name = side.clients[0].architectures[0]
-    down = side.method.download(start_server(side), Order(0, name), ctx)
-    header = Header(
-        purpose="train", run=run, round=number, stage=stage, client=0, architecture=name
-    )
-    return seal(header, {"download": down})
-
-
-def site_file(folder: Path, **policy: Any) -> SiteFile:
-    data = {"name": "npz", "path": "berlin.npz"}
-    table = {"data": data, "policy": {"epsilon": LIMIT, **policy}}
-    return SiteFile(folder / "site.toml", SiteTable.model_validate(table))
 
 
 def in_a_process(work: Callable[[], None]) -> int:

@@ -17,6 +17,7 @@ charged, the charge before training, and the stored state before the reply is se
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -70,7 +71,10 @@ Keep = Callable[[SiteState], None]
 
 
 class Consent(Protocol):
-    """A site's decision on each release. Both functions raise MessageError to refuse one."""
+    """A site's decision on each release. The functions raise MessageError to refuse one."""
+
+    def before_work(self, request: Header, count: int) -> None:
+        """Check whether a stage may be trained, or rows scored, for the ``count``-th time."""
 
     def before_training(self, request: Header) -> None:
         """Check a request against the site's policy, and charge its privacy budget durably."""
@@ -81,6 +85,9 @@ class Consent(Protocol):
 
 class FullConsent:
     """The consent of a simulated site: everything may leave."""
+
+    def before_work(self, request: Header, count: int) -> None:
+        """Accept the work."""
 
     def before_training(self, request: Header) -> None:
         """Accept the request."""
@@ -126,6 +133,7 @@ class Site:
         self.done: dict[StageKey, Answered] = {}
         self.forgotten: StageKey = (-1, 0, "")  # the last stage that cannot be repeated
         self.released: dict[StageKey, str] = {}  # digests of the downloads behind releases
+        self.worked: Counter[tuple[object, ...]] = Counter()  # how often each work was done
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.asks: dict[tuple[bool, str], bool] = {}  # whether a stage involves clients
         self.finished: dict[str, tuple[int, Tree]] = {}  # round and last download by architecture
@@ -259,6 +267,7 @@ class Site:
             return answered.reply
         self._check_repeatable(key)
         self._check_release(key, digest)
+        self._count_work(request)
         self.consent.before_training(request)
         if self.task.privacy is not None:
             self.released[key] = digest
@@ -278,6 +287,13 @@ class Site:
             self.host.restore(state.client)  # a part of the training may be in it
             raise
         return reply
+
+    def _count_work(self, request: Header) -> None:
+        """Count a training or a scoring, which the site's consent may refuse to do again."""
+        about = request.round, request.stage, request.architecture
+        work = (request.purpose, request.split, *about)
+        self.consent.before_work(request, self.worked[work] + 1)
+        self.worked[work] += 1
 
     def _check_release(self, key: StageKey, digest: str) -> None:
         """Refuse a second release of a stage that the privacy budget covers once.
@@ -337,6 +353,7 @@ class Site:
         if not self.settings.share_measurements:
             raise MessageError("this site keeps its scores to itself")
         assert request.split is not None  # checked with the download
+        self._count_work(request)
         tables = self.host.score(self._sent(request, down), request.split)
         messages = {f"score-{model}": score_of(table) for model, table in tables.items()}
         reply = seal(request.model_copy(update={"purpose": "reply"}), messages)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import grpc
 
-from fedgist.errors import FederationError, KitError, MessageError, printable
+from fedgist.errors import FederationError, KitError, MessageError, OwnerError, printable
 from fedgist.federation.certificates import check_server, is_signed, sign
 from fedgist.federation.frames import (
     BEGIN,
@@ -165,9 +165,14 @@ class _Session:
         return None
 
     def _hello(self, plan: Note, frames: Iterator[bytes]) -> bytes:
-        """Return the site's hello; if it cannot prepare, tell the server so, and raise."""
+        """Return the site's hello; if it cannot prepare, tell the server so, and raise.
+
+        What the rows of a private site decide, the server is not told: the site only ends.
+        """
         try:
             return note(self.agent.prepare(plan))
+        except OwnerError:
+            raise
         except Exception as error:
             kept = {key: plan.get(key) for key in ("run", "digest", "number")}
             self.outgoing.put([note({**kept, "refused": type(error).__name__})])

@@ -56,7 +56,9 @@ def server_context(
     if PRIVATE in task.architectures:
         _check_shares_heads_alone(setup, task)
     holds_out = setup.data.validation > 0
-    side = server_of(setup, facts, task, models, members, holds_out=holds_out, say=say)
+    side = server_of(
+        setup, facts, task, models, members, holds_out=holds_out, simulated=False, say=say
+    )
     check_evaluation(side)
     return side
 

@@ -52,6 +52,12 @@ class PolicySection(BaseModel):
 
     A run spends its ``privacy.delta`` once. The default recipe spends all of the default.
     """
+    max_rows: PositiveInt | None = None
+    """Largest number of rows that these data may ever have, test rows of the same file included.
+
+    Private runs need it. The server learns that ``clients.max_rows`` is not below it, and nothing
+    of the rows. The default is ``clients.max_rows`` of ``policy.recipe``.
+    """
     trust_server: bool = False
     """Whether the server may add the noise (``privacy.where = "central"``) under this budget."""
     least_rows: PositiveInt = 1
@@ -61,6 +67,16 @@ class PolicySection(BaseModel):
     """
     never_released: tuple[str, ...] = ()
     """Names of classes of which nothing may leave. Their rows are not used at all."""
+    most_requests: PositiveInt = 10
+    """How often a run may have one stage trained, or one set of rows scored.
+
+    An answer that is given again from memory does not count. A server asks again if it returns to a
+    checkpoint.
+    """
+    most_local_steps: PositiveInt = 1_000_000
+    """Largest number of local steps in one round of a run."""
+    most_parameters: PositiveInt = 1_000_000_000
+    """Largest number of parameters of all models that a run keeps here."""
     largest_upload: PositiveInt | None = None
     """Largest reply in bytes."""
     scores_leave: bool | None = None

@@ -95,8 +95,15 @@ def check_run(setup: Setup, site: SiteFile) -> None:
         )
     if privacy.unit == "record" and policy.least_rows > 1:
         raise SiteError(f"{site.file}: {LEAST_ROWS_TELL}")
-    if policy.epsilon is None:
-        return
+    if policy.epsilon is not None:
+        _check_budget(setup, site)
+    if privacy.unit != "none":
+        _check_declared(setup, site)
+
+
+def _check_budget(setup: Setup, site: SiteFile) -> None:
+    """Raise SiteError if a run does not fit the site's privacy budget, whatever is spent of it."""
+    policy, privacy = site.policy, setup.privacy
     budget = f"{site.file}: policy.epsilon = {policy.epsilon:g}"
     if privacy.unit == "none":
         raise SiteError(f"{budget}, and the run has no differential privacy (privacy.unit)")
@@ -110,6 +117,41 @@ def check_run(setup: Setup, site: SiteFile) -> None:
             f"{site.file}: policy.delta = {policy.delta:g}; the run has privacy.delta = "
             f"{privacy.delta:g}"
         )
+
+
+def _check_declared(setup: Setup, site: SiteFile) -> None:
+    """Raise SiteError if a private run states other facts than the site's owner declares.
+
+    The rows are not asked: whether a plan is refused would tell what they hold.
+    """
+    declared, stated = declared_rows(site), setup.clients.max_rows
+    if declared is None:
+        raise SiteError(
+            f"{site.file}: policy.max_rows is missing: a private run needs the largest number of "
+            "rows that these data may have"
+        )
+    if stated is None or stated < declared:
+        raise SiteError(
+            f"{site.file}: policy.max_rows = {declared}; the recipe states clients.max_rows = "
+            f"{stated}, which is less"
+        )
+    columns = {} if setup.facts is None else setup.facts.columns
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in columns.items()}
+    pairs = {"classes": list(setup.data.classes), "columns": plain}
+    for key, value in pairs.items():
+        own = site.table.data.options.get(key, value)
+        if own != value:
+            raise SiteError(
+                f"{site.file}: data.{key} = {shown(own)}; the recipe states {shown(value)}"
+            )
+
+
+def declared_rows(site: SiteFile) -> int | None:
+    """Return the number of rows that the site's data may have, as its owner declares it."""
+    policy = site.policy
+    if policy.max_rows is not None or policy.recipe is None:
+        return policy.max_rows
+    return read(site.file.parent / policy.recipe).clients.max_rows
 
 
 @dataclass(frozen=True)
@@ -129,6 +171,15 @@ class ReleasePolicy:
     digest: str
     budget: PrivacyBudget | None
     lost: int = -1
+
+    def before_work(self, request: Header, count: int) -> None:
+        """Refuse work that was done as often as the policy allows."""
+        most = self.site.policy.most_requests
+        if count > most:
+            raise MessageError(
+                f"round {request.round}: a {request.purpose} was asked for {most} times, which is "
+                "this site's policy.most_requests"
+            )
 
     def before_training(self, request: Header) -> None:
         """Charge the ledger for a round, or refuse it. Without a limit, it is charged as well."""

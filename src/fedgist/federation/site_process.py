@@ -11,7 +11,7 @@ import tomli_w
 
 from fedgist.data.dataset import Dataset
 from fedgist.engines.process_control import as_workers_do
-from fedgist.errors import KitError
+from fedgist.errors import KitError, OwnerError
 from fedgist.federation import audit_log
 from fedgist.federation.certificates import expiry_note
 from fedgist.federation.grpc_site import Connection
@@ -20,9 +20,17 @@ from fedgist.federation.recipe_check import as_federated
 from fedgist.federation.site_agent import SiteAgent, digest_of
 from fedgist.federation.site_file import SiteFile
 from fedgist.federation.site_ledger import Ledger
-from fedgist.federation.site_policy import check_approved, check_names, check_run, described
+from fedgist.federation.site_policy import (
+    check_approved,
+    check_names,
+    check_run,
+    declared_rows,
+    described,
+)
 from fedgist.federation.site_setup import (
+    data_section,
     plain_data,
+    setup_at_site,
     site_part,
     sites_named,
     try_training,
@@ -30,7 +38,9 @@ from fedgist.federation.site_setup import (
 )
 from fedgist.federation.site_store import locked
 from fedgist.recipe.reading import Recipe, read
+from fedgist.world.data import read_data
 from fedgist.world.declared import as_section
+from fedgist.world.privacy_budget import large_delta
 
 LOG = logging.getLogger(__name__)
 
@@ -58,10 +68,40 @@ def take_part(kit: Kit, site: SiteFile, say: Callable[[str], None]) -> None:
         tell(note)
     agent = SiteAgent(site, tell)
     agent.hold()
+    check_rows_of_owner(site)
     tell(f"connecting to {kit.address} as {kit.name}")
     with contextlib.closing(agent):
         end = Connection(kit, agent).run()
     tell(f"{end}; the audit log is {site.state_folder / audit_log.AUDIT}")
+
+
+def check_rows_of_owner(site: SiteFile) -> None:
+    """Read a private site's rows before any server hears of it.
+
+    Raises
+    ------
+    InputError
+        If the rows cannot be read, or are more than their owner declares.
+    """
+    if site.policy.epsilon is None:
+        return
+    count, most = _rows_in_all(site), declared_rows(site)
+    if most is not None and count > most:
+        raise OwnerError(
+            f"{site.file}: policy.max_rows = {most}, and the data have {count} rows: state a "
+            "number that they never exceed"
+        )
+
+
+def _rows_in_all(site: SiteFile) -> int:
+    """Return the number of rows, test rows included, as the approved recipe reads them if any."""
+    if site.policy.recipe is None:
+        data = plain_data(site)
+    else:
+        setup = setup_at_site(read(site.file.parent / site.policy.recipe), site)
+        section, code = data_section(setup, site), setup.engine.code_folder
+        data = read_data(section, setup.seed, root=site.data_root, target=setup.labels, code=code)
+    return len(data.y) + len(data.y_test)
 
 
 def open_new_budget(site: SiteFile) -> list[str]:
@@ -87,6 +127,7 @@ def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
     sentences = [_about_kit(kit)]
     if recipe is None:
         data = plain_data(site)
+        sentences += _about_delta(site, data, "policy.delta", site.policy.delta)
         facts = tomli_w.dumps({"facts": as_section(data.facts)})
         classes = tomli_w.dumps({"data": {"classes": list(data.names)}})
         return [
@@ -120,7 +161,10 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
     data = part.data
     models = ", ".join(part.population.clients[0].architectures)
     models = models if site.model is None else f"{site.model.name}, which stays here"
+    delta = part.side.setup.privacy.delta
     return [
+        *_about_delta(site, data, "policy.delta", site.policy.delta),
+        *([] if delta is None else _about_delta(site, data, "privacy.delta", delta)),
         _about_data(data),
         *part.left_out,
         f"model: {models}; one step of training was done",
@@ -128,6 +172,14 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
         *part.side.notes,
         *would_leave(part),
     ]
+
+
+def _about_delta(site: SiteFile, data: Dataset, key: str, delta: float) -> list[str]:
+    """Return a sentence for the owner, whose rows the server must not be able to count."""
+    count = len(data.y)
+    if (site.policy.epsilon is None and key == "policy.delta") or delta * count <= 1:
+        return []
+    return [large_delta(key, delta, count, "the number of training rows")]
 
 
 def _about_data(data: Dataset) -> str:

@@ -6,6 +6,7 @@ noise, the number of releases, and the rows that may be used at all.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.loopback_engine import task_of_site
 from fedgist.engines.message_form import asks_clients, upload_form
 from fedgist.engines.population import HostSettings, Population
-from fedgist.errors import SiteError
+from fedgist.errors import OwnerError, SiteError, first_line
 from fedgist.federation.server_setup import PRIVATE, message_forms, server_context
 from fedgist.federation.site_file import SiteFile
 from fedgist.recipe.data_loading import data_source
@@ -91,22 +92,11 @@ def site_part(
     """
     setup = setup_at_site(recipe, site)
     side = server_context(setup, names, say)
-    section, code = data_section(setup, site), setup.engine.code_folder
-    data = read_data(
-        section,
-        setup.seed,
-        root=site.data_root,
-        target=setup.labels,
-        code=code,
-        secret=secret if setup.privacy.unit == "record" else None,
-    )
-    for note in data.notes:
-        say(note)
-    data, left_out = allowed_rows(data, site)
-    check_facts(declared_facts(setup), data)
+    with rows_stay_home(setup):
+        data, left_out = _rows(setup, site, secret, say)
+        population = _population(setup, side, data, number, secret)
+        check_rows(setup.privacy, data, population.train, population.validation)
     client = side.clients[number]
-    population = _population(setup, side, data, number, secret)
-    check_rows(setup.privacy, data, population.train, population.validation)
     task = task_of_site(_with_private_model(setup, side.task, site, secret), client.architectures)
     own = settings_of(setup, task, names)
     if site.table.settings:
@@ -125,6 +115,38 @@ def site_part(
     return part
 
 
+@contextlib.contextmanager
+def rows_stay_home(setup: Setup) -> Iterator[None]:
+    """Inside this context, under privacy, an error is the owner's: what it tells, rows decided."""
+    try:
+        yield
+    except Exception as error:
+        if setup.privacy.unit == "none":
+            raise
+        raise OwnerError(first_line(error)) from error
+
+
+def _rows(
+    setup: Setup, site: SiteFile, secret: int, say: Callable[[str], None]
+) -> tuple[Dataset, tuple[str, ...]]:
+    """Return the rows that the policy allows, and sentences about the others."""
+    private = setup.privacy.unit != "none"
+    data = read_data(
+        data_section(setup, site),
+        setup.seed,
+        root=site.data_root,
+        target=setup.labels,
+        code=setup.engine.code_folder,
+        secret=secret if setup.privacy.unit == "record" else None,
+        unlisted="none" if private else "refuse",
+    )
+    for note in data.notes:
+        say(note)
+    data, left_out = allowed_rows(data, site)
+    check_facts(declared_facts(setup), data)
+    return data, left_out
+
+
 def try_training(part: SitePart) -> None:
     """Train on one batch and throw the result away, so that the first round is not the first try.
 
@@ -137,15 +159,16 @@ def try_training(part: SitePart) -> None:
     size = max(LEAST_ROWS, part.side.setup.train.batch_size)
     few = replace(part.population, train=Rows.of([part.population.train[0][:size]]))
     plans = dict.fromkeys(part.task.architectures, Plan(1, stack=False))
-    try:
-        host = ClientHost(side.method, part.task, few, part.settings, plans)
-        for architecture in client.architectures:
-            order = Order(client.id, architecture)
-            for ctx, down in _downloads(part, host.key, order):
-                sent = SentCohort(ctx.round, ctx.stage, (client.id,), architecture, True, down)
-                host.train(sent)
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise SiteError(f"a training step on this site's rows failed: {error}") from error
+    with rows_stay_home(side.setup):
+        try:
+            host = ClientHost(side.method, part.task, few, part.settings, plans)
+            for architecture in client.architectures:
+                order = Order(client.id, architecture)
+                for ctx, down in _downloads(part, host.key, order):
+                    sent = SentCohort(ctx.round, ctx.stage, (client.id,), architecture, True, down)
+                    host.train(sent)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise SiteError(f"a training step on this site's rows failed: {error}") from error
 
 
 def _downloads(

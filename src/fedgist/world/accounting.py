@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
+from scipy.special import log_ndtr
 
 from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import Accounting
@@ -86,6 +87,15 @@ def spent(schedule: ReleaseSchedule, noise: float, delta: float, number: int) ->
     if schedule.chance == 1 and not steps:
         return _gaussian("epsilon", noise / math.sqrt(releases), delta)
     return _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+
+
+def gaussian_delta(epsilon: float, noise: float) -> float:
+    """Return the exact delta of one Gaussian release (Balle and Wang 2018, theorem 8).
+
+    ``noise`` is the noise multiplier.
+    """
+    far, near = 1 / (2 * noise) - epsilon * noise, -1 / (2 * noise) - epsilon * noise
+    return math.exp(log_ndtr(far)) - math.exp(epsilon + log_ndtr(near))
 
 
 def composed(budgets: Sequence[tuple[float, float]]) -> tuple[float, float]:

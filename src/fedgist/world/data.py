@@ -22,6 +22,7 @@ from fedgist.data.normalization import own_moments, with_moments
 from fedgist.data.partition import Draw, Partition, hold_out, owner_of_rows, partition
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
+from fedgist.data.usable_rows import Unlisted
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
@@ -42,11 +43,13 @@ def read_data(
     target: Target | None = None,
     code: str | None = None,
     secret: int | None = None,
+    unlisted: Unlisted = "refuse",
 ) -> Dataset:
     """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``.
 
     ``target`` is the form of the labels that the recipe's objective reads. A user's own source is
     looked for in the folder ``code`` first. With a ``secret``, test rows are drawn by content.
+    ``unlisted`` is that of :func:`.load_data`.
     """
     if own is not None:
         if section.words is not None:
@@ -69,6 +72,7 @@ def read_data(
             target=target,
             missing_labels=section.missing_labels,
             secret=secret,
+            unlisted=unlisted,
             **section.options,
         )
     data = with_moments(data, section.normalize, section.mean, section.std)

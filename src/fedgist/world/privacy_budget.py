@@ -21,7 +21,7 @@ from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.training_section import TrainSection
-from fedgist.world.accounting import ReleaseSchedule, multiplier, spent
+from fedgist.world.accounting import ReleaseSchedule, gaussian_delta, multiplier, spent
 from fedgist.world.noise_grid import check_noise, grids
 
 CONDITION = (
@@ -33,9 +33,12 @@ FROZEN = (
     "it"
 )
 MEASURED = (
-    "losses and scores in this record are measured by the simulation and are not part of epsilon, "
-    "nor is what else its folder holds of the rows: class counts, and clients' models in the "
-    "checkpoint and in exports; real sites keep theirs (privacy.share_measurements)"
+    "losses and scores in this record are measured by the simulation and are not part of epsilon; "
+    "real sites keep theirs (privacy.share_measurements)"
+)
+HELD = (
+    "this simulation's folder holds what is not part of epsilon: class counts, and clients' models "
+    "in the checkpoint and in exports; real sites keep theirs"
 )
 SIMULATED = (
     "simulated: noise from seed {seed}, which anyone can subtract (privacy.noise = 'system' draws "
@@ -96,8 +99,12 @@ class PrivacyBudget:
         facts |= {"client_sampling": self.schedule.chance} if self.schedule.chance < 1 else {}
         return facts
 
-    def notes(self) -> list[str]:
-        """Return notes for the user: the privacy promise and its condition."""
+    def notes(self, sizes: Sequence[int] | None = None) -> list[str]:
+        """Return notes for the user: the privacy promise and its condition.
+
+        ``sizes`` are the clients' numbers of training rows in a simulation. In a federation they
+        are None, because they are not the server's to know.
+        """
         s = self.section
         whose = f"one {s.unit} more or less"
         promise = (
@@ -107,7 +114,27 @@ class PrivacyBudget:
         condition = FROZEN if self.frozen else CONDITION
         notes = [f"{promise}; {condition}" if conditional else promise]
         notes += [MEASURED] if s.share_measurements else []
+        notes += [] if sizes is None else [*self._about_delta(sizes), HELD]
         return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
+
+    def _about_delta(self, sizes: Sequence[int]) -> list[str]:
+        """Return a note if delta allows a mechanism that now and then publishes a record."""
+        s = self.section
+        if s.unit == "client":
+            count, subject = len(sizes), "the number of clients"
+        elif s.where == "central":
+            count, subject = sum(sizes), "the number of rows"
+        else:
+            count, subject = min(sizes), "the rows of the smallest client"
+        return [large_delta("privacy.delta", self.delta, count, subject)] * (self.delta * count > 1)
+
+
+def large_delta(key: str, delta: float, count: int, subject: str) -> str:
+    """Return a sentence on a delta that is above one over the number of records."""
+    return (
+        f"{key} = {delta:g} is above 1 / {count}, {subject}: publishing one of them at random "
+        "would meet it"
+    )
 
 
 def with_repeats(schedule: ReleaseSchedule, repeats: int, number: int) -> ReleaseSchedule:
@@ -156,11 +183,25 @@ def private_task(
     )
     paid = with_repeats(schedule, section.repeats, task.training.num_rounds)
     noise = multiplier(paid, section.epsilon, section.delta, say)
+    if section.accounting == "paper":
+        _check_paper(section, schedule, noise)
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
     check_noise(privacy)
     budget = PrivacyBudget(section, schedule, noise, setup.seed, frozen=_is_frozen(task))
     return replace(task, privacy=privacy), budget
+
+
+def _check_paper(section: PrivacySection, schedule: ReleaseSchedule, noise: float) -> None:
+    """Raise RecipeError if theorem 4's noise is too little for the epsilon that is claimed."""
+    assert section.epsilon is not None  # a complete section has one
+    assert section.delta is not None  # the same
+    releases, _ = schedule.until(len(schedule.releases))
+    if gaussian_delta(section.epsilon, noise / math.sqrt(releases)) > section.delta:
+        raise RecipeError(
+            f"privacy.accounting = 'paper': with epsilon {section.epsilon:g} the theorem's noise "
+            "does not keep the promise, which holds for small epsilons: use 'tight'"
+        )
 
 
 def _is_frozen(task: Task) -> bool:

@@ -163,11 +163,13 @@ def server_of(
     members: Members,
     *,
     holds_out: bool,
+    simulated: bool,
     say: Callable[[str], None],
 ) -> ServerContext:
     """Return the server's context of a task, with its privacy and its clients' availability.
 
-    ``say`` is called with notes on long calculations.
+    ``simulated`` says whether the numbers of rows of ``members`` are those of clients, and not
+    bounds. ``say`` is called with notes on long calculations.
     """
     clients, root = members.clients, random.key(setup.seed)
     setup.method.check(task)
@@ -175,7 +177,9 @@ def server_of(
     online = availability(setup.clients.availability, clients, random.fold(root, "online"))
     online = without_clients(online, members.left_out)
     neighbors = neighbors_of(setup.clients.graph, setup.method, task, random.fold(root, "graph"))
-    notes = (*models.notes, *notes_on(members.left_out), *(spending.notes() if spending else ()))
+    sizes = members.row_counts if simulated else None
+    promised = () if spending is None else spending.notes(sizes)
+    notes = (*models.notes, *notes_on(members.left_out), *promised)
     about_data = facts.name, facts.summary, members.names, holds_out
     return ServerContext(
         *(setup, members.count, setup.method, task, clients, online, *about_data),

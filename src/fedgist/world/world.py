@@ -82,7 +82,9 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         shared = None if public is None else _shared(public, on_train, setup, parts)
         task = task_of(setup, data.facts, objective, models, members, sets, shared)
         holds_out = len(parts.validation.rows) > 0
-        side = server_of(setup, data.facts, task, models, members, holds_out=holds_out, say=say)
+        side = server_of(
+            setup, data.facts, task, models, members, holds_out=holds_out, simulated=True, say=say
+        )
         check_rows(setup.privacy, data, train, parts.validation)
         settings = settings_of(setup, side.task, parts.names)
     except (ValueError, RuntimeError) as error:

@@ -16,12 +16,13 @@ from fedgist.data.sources.labelled_rows import OwnTestRowsError, checked_fractio
 from fedgist.data.sources.locations import data_root
 from fedgist.data.sources.read_modes import Read
 from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
+from fedgist.data.usable_rows import Unlisted, usable
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
 TEST_FRACTION_KEY = "test_fraction"
 # parameters that sources share
-NO_OPTIONS = ("root", "classes", "seed", "read", "target", "missing_labels")
+NO_OPTIONS = ("root", "classes", "seed", "read", "target", "missing_labels", "unlisted")
 
 
 def load_data(
@@ -36,6 +37,7 @@ def load_data(
     read: Read = "auto",
     source: Callable[..., Dataset | SplitTexts] | None = None,
     secret: int | None = None,
+    unlisted: Unlisted = "refuse",
     **options: object,
 ) -> Dataset:
     """Return the validated data set of the source ``name``.
@@ -47,12 +49,17 @@ def load_data(
     source's own. With ``missing_labels = "mask"`` labels may be missing. ``read`` says how rows are
     read: once, or when they are used. ``source`` reads the data set if the name is a user's own.
     With a ``secret``, test rows that the source would draw by their places are drawn by their
-    content (:mod:`fedgist.data.content_draws`). ``options`` are those of the source.
+    content (:mod:`fedgist.data.content_draws`). With ``unlisted = "none"``, unlisted categories and
+    rows that cannot be used are no errors (:mod:`fedgist.data.usable_rows`). ``options`` are those
+    of the source.
     """
     source = source or _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
     common = {"root": data_root(root), "classes": classes, "seed": seed, "read": read}
-    common |= {"missing_labels": missing_labels}
+    lenient = unlisted == "none"
+    if lenient and target in {None, "class"}:
+        common["classes"] = ()  # rows of other classes are left out afterwards
+    common |= {"missing_labels": "mask" if lenient else missing_labels, "unlisted": unlisted}
     common |= {} if target is None else {"target": target}
     taken = inspect.signature(source).parameters
     if read == "lazy" and "read" not in taken:
@@ -67,6 +74,7 @@ def load_data(
                 data = text_dataset(data, words or Reading(), kind)
             elif words is not None:
                 raise DataError(f"data.words is about texts, and {name} has none")
+            data = usable(data, classes) if lenient else data
             return with_classes(check(data, missing_labels), classes)
 
     if secret is None or TEST_FRACTION_KEY not in taken:

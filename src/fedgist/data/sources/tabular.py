@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,8 +41,10 @@ from fedgist.data.sources.table_file import (
     texts,
 )
 from fedgist.data.table_columns import Column
+from fedgist.data.usable_rows import Unlisted
 from fedgist.errors import DataError, listed
 
+_Gaps = Literal["refuse", "mean", "any"]  # which cells of a column of numbers may hold none
 _NUMBER = "number"  # a recipe's word for a numeric column
 _MOST_CATEGORIES = 1000  # more categories in a column are identifiers or free text
 _FEW_CATEGORIES, _FEW_ROWS_EACH = 20, 2  # above the one and below the other: identifiers, too
@@ -63,6 +66,7 @@ def table(
     classes: Sequence[str] = (),
     target: Target = "class",
     missing_labels: MissingLabels = "refuse",
+    unlisted: Unlisted = "refuse",
 ) -> Dataset:
     """Read a table with a column of labels. The other columns are numbers or categories.
 
@@ -133,12 +137,15 @@ def table(
     aside = [*labels, *(name for name in marks if name), *beside]
     expect(whole, [*aside, *(ignore or [])])
     expect(held, labels)
+    gaps: _Gaps = missing if unlisted == "refuse" else "any"
     used = _feature_columns(train, aside, ignore, columns)
+    if gaps == "any":  # an unlisted category is none of the listed ones
+        used = [replace(column, closed=False) for column in used]
     numbered = is_number(whole, labels[0])
     _room(whole.name, len(train.frame) + len(held.frame), used)
     train_rows, test_rows = (
         LabelledRows(
-            encode(part, used, missing=missing),
+            encode(part, used, missing=gaps),
             labels_of(part, labels, target, numbered=numbered),
             _clients(part, client),
         )
@@ -146,16 +153,17 @@ def table(
     )
     names = labels if target in NUMERIC else classes
     data = dataset(train.name, train_rows, test_rows, classes=names, missing=missing, target=target)
-    numbers = encode(train, [Column(name) for name in beside]).T
+    numbers = encode(train, [Column(name) for name in beside], missing=gaps).T
     notes = note_on_left_out(whole.left_out + (0 if by_column else held.left_out))
     further = dict(zip(beside, numbers, strict=True))
     return replace(with_columns(data, used), annotations=further, notes=notes)
 
 
-def encode(rows: TableFrame, columns: Sequence[Column], *, missing: Missing = "refuse") -> Tensor:
+def encode(rows: TableFrame, columns: Sequence[Column], *, missing: _Gaps = "refuse") -> Tensor:
     """Return the encoded columns as float32 (rows, numbers and categories).
 
-    With ``missing = "mean"``, a missing number becomes NaN.
+    With ``missing = "mean"``, a missing number becomes NaN; with ``"any"``, so does any cell of a
+    column of numbers that holds none.
     """
     expect(rows, [column.name for column in columns])
     x = torch.empty(_room(rows.name, len(rows.frame), columns))
@@ -295,7 +303,7 @@ def _clients(rows: TableFrame, name: str | None) -> Values | None:
     return filled(rows, name, "client")
 
 
-def _encode(rows: TableFrame, column: Column, missing: Missing, out: Tensor) -> None:
+def _encode(rows: TableFrame, column: Column, missing: _Gaps, out: Tensor) -> None:
     """Write a column into ``out``, as numbers (rows, 1) or 0/1 (rows, categories)."""
     if column.categories is None:
         out[:, 0] = _finite(rows, column.name, missing)
@@ -315,11 +323,11 @@ def _encode(rows: TableFrame, column: Column, missing: Missing, out: Tensor) -> 
     out.zero_()[held, code[held]] = 1.0
 
 
-def _finite(rows: TableFrame, name: str, missing: Missing) -> Tensor:
+def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
     """Return a numeric column (rows,); missing numbers are NaN if allowed, else an error."""
     numbers = reals(rows, name)
     usable = np.isfinite(numbers)
-    if usable.all():
+    if usable.all() or missing == "any":
         return torch.from_numpy(numbers).float()
     absent = np.isnan(numbers) & is_missing(rows, name)
     if missing == "mean":
