@@ -87,6 +87,7 @@ class Life:
         data = {"classes": list(CLASSES), "normalize": "none", "mean": [], "std": []}
         clients = {"max_rows": MOST} | changes.pop("clients", {})
         data |= self.sections.get("data", {}) | changes.pop("data", {})
+        changes["privacy"] = PRIVATE["privacy"] | self.sections.get("privacy", {})
         given = {"method": {"name": "fedlog"}, **self.sections, **changes, "data": data}
         name = given["method"]["name"]
         raw = PRIVATE | FROZEN | given | {"clients": clients, "facts": facts, "train": SHORT}
@@ -131,6 +132,17 @@ class Life:
         """End the site's process."""
         self.live().close()
         self.agent = None
+
+
+def begun(
+    folder: Path, source: str, rows: Sequence[Row], sections: dict[str, Any], **policy: Any
+) -> Life:
+    """A site with these rows before its first plan; its secret is always the same."""
+    write, options, _ = SOURCES[source]
+    write(folder / options["path"], rows)
+    (folder / "state").mkdir()
+    (folder / "state/secret").write_text("5\n")
+    return Life(folder, source, policy, sections)
 
 
 def largest_change(first: Life, second: Life) -> float:

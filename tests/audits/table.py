@@ -98,8 +98,12 @@ AUDITS = [
 ]
 
 
-def lower_bound(without: np.ndarray, present: np.ndarray) -> float:
-    """A lower bound of epsilon, with confidence 99 %, from the evidence of draws of both kinds.
+def lower_bound(
+    without: np.ndarray, present: np.ndarray, delta: float = DELTA, tail: float = TAIL
+) -> float:
+    """A lower bound of epsilon from the evidence of draws of both kinds.
+
+    It holds with confidence 1 - 2 ``tail``, which is 99 % by default.
 
     The attacker says which of two it was, by a threshold, and (right - delta) / wrong is at most
     e^epsilon, for right and wrong said of either (Kairouz, Oh, Viswanath 2015, theorem 2.1). Which
@@ -110,28 +114,30 @@ def lower_bound(without: np.ndarray, present: np.ndarray) -> float:
     guesses = []
     for sign in (1.0, -1.0):
         right, wrong = (present, without) if sign > 0 else (without, present)
-        first = _bounds(sign * right[:half], sign * wrong[:half], sign * ends)
-        second = _bounds(sign * right[half:], sign * wrong[half:], sign * ends)
+        first, second = (
+            _bounds(sign * right[part], sign * wrong[part], sign * ends, delta, tail)
+            for part in (slice(half), slice(half, None))
+        )
         guesses.append((first.max(), second[first.argmax()]))
     return float(max(guesses)[1])
 
 
-def _bounds(right: np.ndarray, wrong: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _bounds(
+    right: np.ndarray, wrong: np.ndarray, ends: np.ndarray, delta: float, tail: float
+) -> np.ndarray:
     """The bound of each threshold (Clopper and Pearson 1934, for both rates)."""
     hits, misses = ((values[None] > ends[:, None]).sum(1) for values in (right, wrong))
-    low = stats.beta.ppf(TAIL, hits, len(right) - hits + 1)
-    high = stats.beta.ppf(1 - TAIL, misses + 1, len(wrong) - misses)
+    low = stats.beta.ppf(tail, hits, len(right) - hits + 1)
+    high = stats.beta.ppf(1 - tail, misses + 1, len(wrong) - misses)
     low, high = np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0)
-    found: np.ndarray = np.log(np.maximum(low - DELTA, math.exp(-50.0)) / high)
+    found: np.ndarray = np.log(np.maximum(low - delta, math.exp(-50.0)) / high)
     return found
 
 
 def row_of_runs(draws: int) -> str:
     """A line of the table: whole runs of FedLog, of one round, with noise of the system."""
-    found, weak = (
-        lower_bound(*(seen.numpy() for seen in fedlog_runs(EPSILON, DELTA, draws, less)))
-        for less in (1.0, 0.5)
-    )
+    runs = (fedlog_runs(EPSILON, DELTA, draws, less) for less in (1.0, 0.5))
+    found, weak = (lower_bound(first.numpy(), second.numpy()) for first, second in runs)
     facts = f"| FedLog, system, whole runs | record | 1 sum | {EPSILON:g} ({DELTA:g}) "
     return facts + f"| {found:.2f} | {weak:.2f} | 2 x {draws:,} |"
 

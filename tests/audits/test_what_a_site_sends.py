@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from audits.site_lives import MOST, RUNS, SOURCES, Life, Row, largest_change, rows_of
+from audits.site_lives import MOST, RUNS, Life, Row, begun, largest_change, rows_of
 from fedgist.core import system_noise
 from fedgist.data import content_draws
 
@@ -68,11 +68,7 @@ def lived(
     folder: Path, source: str, rows: list[Row], sections: dict[str, Any], script: Any, **policy: Any
 ) -> Life:
     folder.mkdir()
-    write, options, _ = SOURCES[source]
-    write(folder / options["path"], rows)
-    (folder / "state").mkdir()
-    (folder / "state/secret").write_text("5\n")
-    life = Life(folder, source, policy, sections)
+    life = begun(folder, source, rows, sections, **policy)
     script(life)
     life.kill()
     return life
