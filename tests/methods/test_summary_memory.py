@@ -38,7 +38,9 @@ CASES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = MappingProxyType(
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has none
     """Notes how many numbers the largest tensor has that any operation makes."""
 
-    most = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has none
+        self.most: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -66,7 +68,7 @@ def largest(case: str, rows: int) -> int:
 
     with Largest() as noted:
         torch.func.vmap(summarize)(x, y, mask)
-    return noted.most
+    return int(noted.most)
 
 
 @pytest.mark.parametrize("case", CASES)
