@@ -137,3 +137,22 @@ def test_ranges_that_cannot_be_are_refused_before_training(
 ) -> None:
     with pytest.raises(InputError, match=says):
         trained(tmp_path, data={"ranges": ranges})
+
+
+def test_rows_that_are_read_when_they_are_used_have_ranges_too(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = {"age": draw.uniform(20, 80, 200), "weight": draw.uniform(50, 90, 200)}
+    pd.DataFrame(table | {"y": ["ill", "well"] * 100}).to_parquet(tmp_path / "x.parquet")
+    pd.DataFrame({"age": [50.0, 7.0], "weight": [70.0, 70.0]}).to_parquet(tmp_path / "new.parquet")
+    source = {"name": "parquet", "path": str(tmp_path / "x.parquet"), "label": "y", "read": "lazy"}
+    recipe = {
+        "data": source,
+        "partition": {"name": "iid"},
+        "clients": {"num_clients": 2},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1, "cohort_size": 2},
+    }
+    fedgist.run(recipe, out=tmp_path / "run")
+    _, unusual, says = answers(tmp_path, "new.parquet")
+    assert unusual == ["", "age"]
+    assert says.startswith("! 1 of 2 rows have unusual values: age (outside ")
