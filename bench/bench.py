@@ -35,6 +35,7 @@ from fedgist.methods.common.conjugate_head import gradient_head, log_posterior, 
 sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders
 from layers import layers
+from moments import moments
 from network import NETWORK_LIMITS, federation
 from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, NOISE_LIMITS, noise, privacy
@@ -362,6 +363,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "starts": starts,
     "head": lambda _: head(),
     "methods": methods,
+    "moments": moments,
     "server": server,
     "reports": reports,
     "privacy": privacy,

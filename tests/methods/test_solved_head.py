@@ -147,6 +147,36 @@ def test_statistics_add_up_over_parts_and_ignore_absent_rows(
     torch.testing.assert_close(gaussian_sums(phi, y, weight, apart=apart), rest)
 
 
+@given(st.integers(0, 2**31), st.integers(1, 6), st.booleans())
+def test_statistics_are_the_products_of_each_row_and_stacked_as_alone(
+    seed: int,
+    m: int,
+    apart: bool,  # noqa: FBT001
+) -> None:
+    # rejects squared weights, missing numbers that count as 0, and the lower triangle
+    draw = np.random.default_rng(seed)
+    phi, y = draw.normal(size=(3, 7, m)), draw.normal(size=(3, 7, 2))
+    weight = draw.choice([0.0, 1.0, 2.5], size=(3, 7))
+    if apart:
+        y[draw.random(y.shape) < 0.3] = np.nan
+    arrays = [torch.from_numpy(array) for array in (phi, y, weight)]
+    stacked = torch.func.vmap(lambda *one: gaussian_sums(*one, apart=apart))(*arrays)
+    upper = np.triu_indices(m)
+    for client in range(3):
+        numbers_of = [[0], [1]] if apart else [[0, 1]]
+        for packed, columns in zip(stacked[client], numbers_of, strict=True):
+            gram, cross = np.zeros((m, m)), np.zeros((len(columns), m))
+            for row, values, w in zip(
+                phi[client], y[client][:, columns], weight[client], strict=True
+            ):
+                if not np.isnan(values).any():
+                    gram += w * np.outer(row, row)
+                    cross += w * np.outer(values, row)
+            np.testing.assert_allclose(packed, [*gram[upper], *cross.flatten()], atol=1e-12)
+        alone = gaussian_sums(*(array[client] for array in arrays), apart=apart)
+        torch.testing.assert_close(stacked[client], alone)
+
+
 def test_without_rows_the_head_is_0_and_a_flat_prior_takes_the_shortest_solution() -> None:
     phi = with_constant(torch.tensor([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]])).double()
     y = torch.tensor([[1.0], [2.0], [4.0]]).double()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedgist.core.metrics import Metric
@@ -20,7 +21,9 @@ from fedgist.data.sources.further_labels import image_names, read_labels
 from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import encoded_texts, further_texts
 from fedgist.data.sources.unlabelled import read_examples
-from fedgist.errors import DataError, RecipeError, one_of
+from fedgist.data.table_columns import Column
+from fedgist.data.usual_values import unusual_values
+from fedgist.errors import DataError, RecipeError, listed, one_of, printable
 from fedgist.recipe.overrides import Overrides
 from fedgist.report.formatting import Sheet, csv_text, percent, score_text
 from fedgist.report.prediction_table import prediction_lines
@@ -53,7 +56,10 @@ def predict(
         _write_pixels(out, answers.argmax(-1), names)
     else:
         files = None if world.data.text else image_names(data)
-        _write(prediction_lines(target, answers, names, files), out)
+        lines = prediction_lines(target, answers, names, files)
+        if isinstance(examples, Tensor) and model.data.columns:
+            lines = _with_unusual(lines, model.data.columns, examples)
+        _write(lines, out)
     if target != "words":
         _say_score(data, world, model, examples)
 
@@ -84,6 +90,29 @@ def _predicting(folder: Path, data_root: Path | None) -> tuple[Federation, World
             f"{folder}: encoders predict nothing; look at them with fedgist probe, or export them"
         )
     return federation, world
+
+
+def _with_unusual(
+    lines: Sequence[Sequence[str]], columns: Sequence[Column], x: Tensor
+) -> list[list[str]]:
+    """Return the lines with the names of each row's unusual columns, and say how many there are."""
+    unusual = unusual_values(columns, x)
+    counts = {column: int(rows.sum()) for column, rows in unusual.items()}
+    if parts := [_unusual_text(column, count) for column, count in counts.items() if count]:
+        rows = int(torch.stack(list(unusual.values())).any(0).sum())
+        say(f"! {rows} of {len(x)} rows have unusual values: {listed(parts)}", error=True)
+    if any(c.categories is None for c in columns) and not any(c.usual for c in columns):
+        say("numbers are not compared with usual ones: state data.ranges before a run", error=True)
+    marks = {column.name: rows.tolist() for column, rows in unusual.items()}
+    names = ["; ".join(n for n, rows in marks.items() if rows[row]) for row in range(len(x))]
+    return [[*line, text] for line, text in zip(lines, ["unusual", *names], strict=True)]
+
+
+def _unusual_text(column: Column, count: int) -> str:
+    kind = "an unknown category"
+    if column.usual is not None:
+        kind = f"outside {column.usual[0]:g} to {column.usual[1]:g}"
+    return f"{printable(column.name)} ({kind}, {count:,} row{'s' * (count != 1)})"
 
 
 def _write(lines: Sequence[Sequence[str]], out: Path | None) -> None:

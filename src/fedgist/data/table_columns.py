@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Range = tuple[float, float]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -13,6 +15,7 @@ class Column:
     categories: tuple[str, ...] | None = None
     closed: bool = False  # other categories are an error; otherwise they are encoded as all zeros
     found: bool = False  # the categories were found in the training rows
+    usual: Range | None = None  # of numbers, low and high; only the columns of a model have it
 
     @property
     def inputs(self) -> tuple[str, ...]:

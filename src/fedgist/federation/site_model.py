@@ -61,15 +61,19 @@ def write_site_model(
 def _alone(part: SitePart, site: SiteFile) -> Recipe:
     """Return the recipe of a simulation with this site as its only client.
 
-    The run's privacy is not repeated in it: nothing is released by a model that stays here.
+    The run's privacy is not repeated in it: nothing is released by a model that stays here. But a
+    model that is exported may leave, so that usual ranges are then stated or none.
     """
     text, client = part.side.setup.text, part.population.clients[0]
     tables = _own_models(text, client.architectures, site)
     clients = {"num_clients": 1, "init": text.clients.init, **tables}
     built = next(iter(tables.values()), part.side.task.architectures)
+    data = data_section(part.side.setup, site)
+    if text.privacy.unit != "none" and data.ranges is None:
+        data = data.model_copy(update={"ranges": {}})
     return text.changed(
         {
-            "data": data_section(part.side.setup, site),
+            "data": data,
             "partition": Partitioning(name="iid"),
             "clients": ClientsSection.model_validate(clients),
             "model": None if tables else text.model,

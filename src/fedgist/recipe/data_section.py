@@ -123,6 +123,15 @@ class Data(OpenSection):
     """
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Standard deviations to normalize with, in the same form as ``data.mean``."""
+    ranges: Annotated[
+        dict[str, tuple[float, float]] | None, Field(json_schema_extra={"role": "record"})
+    ] = None
+    """Usual range of each numeric column of a table, ``{age = [18, 90]}``.
+
+    ``fedgist predict`` names the values of new rows outside it. If given, other numeric columns
+    have no range. The default is from the 1 % to the 99 % quantile of at least 20 training rows,
+    rounded to two digits, and under privacy none. A site may state its own in its ``site.toml``.
+    """
     train_rows: PositiveInt | None = None
     """Use only this number of training rows. The default is all."""
     draw: Literal["first", "random"] = "first"
@@ -160,6 +169,11 @@ class Data(OpenSection):
                 "validation and held_out both hold rows out, at the clients and at the server: "
                 "give one"
             )
+        for name, (low, high) in (self.ranges or {}).items():
+            if not low <= high:
+                raise ValueError(
+                    f"ranges.{name} = [{low:g}, {high:g}]: give the smaller number first"
+                )
         if self.draw != "first" and self.train_rows is None:
             raise ValueError(f"draw = {self.draw!r} needs data.train_rows: how many rows are drawn")
         return self

@@ -23,6 +23,7 @@ from fedgist.data.partition import Draw, Partition, hold_out, owner_of_rows, par
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
 from fedgist.data.usable_rows import Unlisted
+from fedgist.data.usual_values import with_stated_ranges
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
@@ -78,6 +79,8 @@ def read_data(
     data = with_moments(data, section.normalize, section.mean, section.std)
     data = _some(section, seed, data)
     check_augment(section.augment, data, "data.augment")
+    if section.ranges:
+        with_stated_ranges(data.columns, section.ranges, data.name)
     return data
 
 

@@ -8,6 +8,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.facts import DataFacts
 from fedgist.data.normalization import spread_over_columns
 from fedgist.data.table_columns import Column
+from fedgist.data.usual_values import with_stated_ranges
 from fedgist.errors import DataError, RecipeError, shown
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import NUMBER, FactsSection
@@ -35,6 +36,7 @@ def declared_facts(setup: Setup) -> DataFacts:
             "data.classes is missing: a federation's server has no rows to see the classes in"
         )
     columns = columns_of(section)
+    _check_ranges(data, columns)
     shape = (sum(len(column.inputs) for column in columns),) if columns else section.input_shape
     mean, std = _moments(data, shape, columns)
     return DataFacts(
@@ -50,6 +52,15 @@ def declared_facts(setup: Setup) -> DataFacts:
         columns=columns,
         annotations=dict(section.annotations),
     )
+
+
+def _check_ranges(data: Data, columns: tuple[Column, ...]) -> None:
+    """Raise RecipeError if a usual range is stated for something else than a numeric column."""
+    if columns and data.ranges:
+        try:
+            with_stated_ranges(columns, data.ranges, NAME)
+        except DataError as error:
+            raise RecipeError(str(error)) from error
 
 
 def columns_of(section: FactsSection) -> tuple[Column, ...]:

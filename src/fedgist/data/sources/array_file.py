@@ -16,13 +16,14 @@ import torch
 from numpy.lib import format as array_format
 from torch import Tensor
 
-from fedgist.data.sources.file_sizes import check_memory, check_packing, read_up_to, regular
+from fedgist.data.sources.file_formats import NPY, ZIP, expect_format
+from fedgist.data.sources.file_sizes import check_memory, check_packing, read_up_to
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.errors import DataError, first_line, listed
 
+ENDINGS = (".npz", ".npy")
 CHANNELS = (1, 3)
 _IMAGES = 4  # dimensions of a stack of images
-_ZIP = b"PK"
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, column-major or not, type
 _HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], _Header]] = MappingProxyType(
     {
@@ -52,8 +53,9 @@ def read_arrays(file: Path, wanted: Callable[[list[str]], list[str]]) -> dict[st
     ``wanted`` takes the names of all arrays in the file, and returns the names to read or raises.
     """
     try:
-        with regular(file).open("rb") as opened:
-            if not opened.peek(2).startswith(_ZIP):
+        form = expect_format(file, "an .npz or .npy file", ZIP, NPY)
+        with file.open("rb") as opened:
+            if form == NPY:
                 size = file.stat().st_size
                 return {name: _array(opened, size, file.name) for name in wanted([""])}
             with zipfile.ZipFile(opened) as archive:

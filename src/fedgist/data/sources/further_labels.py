@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgist.data.dataset import Dataset
+from fedgist.data.sources.array_file import ENDINGS as ARRAYS
 from fedgist.data.sources.array_file import read_arrays
 from fedgist.data.sources.image_folder import ENDINGS, images_below
 from fedgist.data.sources.in_memory import labels_like
@@ -37,7 +38,7 @@ def read_labels(
         folders = [file.parent.name for file in images_below(place)]
         named = set(folders) <= set(data.names)
         return labels_like(data, folders, place.name) if named else None
-    if ending == ".npz":
+    if ending in ARRAYS:
         arrays = read_arrays(place, lambda stored: ["y"] if "y" in stored else [])
         return labels_like(data, arrays["y"], f"{place.name}: y") if arrays else None
     if ending not in TABLES or not columns:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.sources.file_sizes import check_memory, check_packing, read_up_to, regular
+from fedgist.data.sources.file_formats import GZIP, format_of
+from fedgist.data.sources.file_sizes import check_memory, check_packing, read_up_to
 from fedgist.errors import DataError, first_line
 
 _BYTES = 0x08  # the format's code for unsigned bytes
-_GZIP = b"\x1f\x8b"
 
 
 def read_idx(path: Path, dims: int) -> Tensor:
@@ -25,8 +25,8 @@ def read_idx(path: Path, dims: int) -> Tensor:
     Images have 3 dimensions, (rows, height, width), and labels have 1, (rows,).
     """
     try:
-        with regular(path).open("rb") as file:
-            zipped = file.peek(len(_GZIP)).startswith(_GZIP)
+        zipped = format_of(path) == GZIP
+        with path.open("rb") as file:
             stream = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if zipped else file
             head = bytes(read_up_to(stream, 4 + 4 * dims))
             shape = _shape(path, head, dims)

@@ -13,8 +13,9 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MissingLabels
 from fedgist.data.lazy_rows import LazyRows, outline
 from fedgist.data.sources.array_file import features, read_arrays
+from fedgist.data.sources.file_formats import NPY, expect_format
 from fedgist.data.sources.file_identity import identity_of
-from fedgist.data.sources.file_sizes import fits, regular
+from fedgist.data.sources.file_sizes import fits
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Values,
@@ -133,13 +134,15 @@ def _rows(folder: Path, suffix: str, target: Target, read: Read) -> LabelledRows
 
 
 def _array(file: Path) -> Values:
+    expect_format(file, NPY, NPY)
     [array] = read_arrays(file, lambda names: names).values()
     return array
 
 
 def _mapped(file: Path) -> Values:
+    expect_format(file, NPY, NPY)
     try:
-        mapped: Values = np.load(regular(file), mmap_mode="r", allow_pickle=False)
+        mapped: Values = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{file.name} cannot be read: {first_line(error)}") from error
     if not isinstance(mapped, np.ndarray) or not mapped.ndim:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgist.data.sources.file_formats import PARQUET, expect_format, expect_text
 from fedgist.data.sources.file_sizes import check_memory, check_packing, regular
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.data.sources.optional_packages import need
@@ -52,6 +53,7 @@ def load_table(file: Path) -> TableFrame:
     try:
         times = _TIMES_AS_TEXT if ending in _SEPARATORS else 1
         check_memory(times * regular(file).stat().st_size, file.name)
+        _check_format(file, ending)
         arrow = _parquet(file) if ending == ".parquet" else _text_file(file, _SEPARATORS[ending])
         cells = arrow.num_rows * arrow.num_columns
         check_memory(arrow.nbytes + _BYTES_OF_A_CELL * cells, f"{file.name} with {cells} cells")
@@ -65,6 +67,14 @@ def load_table(file: Path) -> TableFrame:
     # pandas writes its row numbers as columns with this name
     row_numbers = [name for name in frame.columns if name.startswith("__index_level_")]
     return TableFrame(file.name, frame.drop(columns=row_numbers), untyped=ending != ".parquet")
+
+
+def _check_format(file: Path, ending: str) -> None:
+    """Raise DataError if the content has the structure of another format than the name says."""
+    if ending == ".parquet":
+        expect_format(file, PARQUET, PARQUET)
+    else:
+        expect_text(file, f"a {ending} table")
 
 
 def _pandas() -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedgist.core.target import Target
 from fedgist.data.label_check import MissingLabels
+from fedgist.data.sources.file_formats import expect_text
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.labelled_rows import note_on_left_out, refuse_fraction
 from fedgist.data.sources.locations import existing
@@ -103,8 +104,9 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
     if place.suffix.lower() != ".txt":
         read = read_texts(existing(place), text, None, None, sentences=sentences)
         return list((read.with_words() if sentences else read).texts)
+    expect_text(existing(place), "a text")
     try:
-        lines = existing(place).read_text("utf-8").splitlines()
+        lines = place.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{place.name} is no text in UTF-8: {first_line(error)}") from error
     if not sentences:
@@ -200,6 +202,7 @@ def _lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
 def json_lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield the location and the fields of each line in a file of JSON lines."""
     check_memory(_TIMES * regular(place).stat().st_size, str(place))
+    expect_text(place, "a file of JSON lines")
     with place.open("rb") as stream:
         for number, raw in enumerate(stream, 1):
             location = f"{place.name}, line {number}"

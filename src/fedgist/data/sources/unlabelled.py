@@ -10,6 +10,7 @@ from torch import Tensor
 from fedgist.data.dataset import Dataset
 from fedgist.data.facts import DataFacts
 from fedgist.data.sources.array_file import CHANNELS, features, no_array, read_arrays
+from fedgist.data.sources.array_file import ENDINGS as ARRAYS
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
 from fedgist.data.sources.image_pixels import stacked_images
@@ -20,7 +21,6 @@ from fedgist.data.sources.tabular import encode
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError
 
-_ARRAYS = (".npz", ".npy")
 _IMAGE = 3  # dimensions of an image
 _WHITE = 255.0
 
@@ -43,12 +43,12 @@ def _read(place: Path, name: str, data: Dataset) -> Tensor:
     ending = place.suffix.lower()
     if place.is_dir() or ending in ENDINGS:
         return _images(place, name, data)
-    if ending in _ARRAYS:
+    if ending in ARRAYS:
         return features(_array(place), f"{name}: the examples")
     if ending in TABLES:
         return _encoded(load_table(place), data) if data.columns else _numbers(place, data)
     raise DataError(
-        f"{name} is not a file of examples; use {', '.join((*_ARRAYS, *TABLES, *ENDINGS))} or "
+        f"{name} is not a file of examples; use {', '.join((*ARRAYS, *TABLES, *ENDINGS))} or "
         "a folder of images"
     )
 

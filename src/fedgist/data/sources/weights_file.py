@@ -18,11 +18,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fedgist.data.sources.file_formats import PICKLE, SAFETENSORS, ZIP, format_of
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import DataError, first_line
 
-_ZIP = b"PK\x03\x04"
-_PICKLE = b"\x80"  # a file of torch before 1.6, or a bare pickle
 _MOST_NAMES = 2 << 20  # largest size of the pickle, which holds names of arrays and no numbers
 _KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _CALLED = frozenset(
@@ -73,15 +72,18 @@ def _check_size(size: int, limit: int, subject: str) -> None:
 
 def _load(file: Path, limit: int) -> object:
     """Return the content of a file; a torch file must have the archive that torch writes."""
-    with file.open("rb") as opened:
-        start = opened.read(len(_ZIP))
-    if start.startswith(_PICKLE):
+    form = format_of(file)
+    if form == SAFETENSORS:
+        return safetensors.torch.load_file(file)
+    if form == PICKLE:  # also a file of torch before 1.6
         raise DataError(
             "it is a bare pickle: load it where it is trusted, and save it by torch.save or "
             "safetensors"
         )
-    if start != _ZIP:
-        return safetensors.torch.load_file(file)
+    if form != ZIP:
+        raise DataError(
+            f"by its content it is {form}; a .safetensors file or one of torch.save is needed"
+        )
     with zipfile.ZipFile(file) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise DataError("its archive is packed, which torch.save never does")
@@ -92,7 +94,8 @@ def _load(file: Path, limit: int) -> object:
             raise DataError("its archive is not one of torch.save")
         _check_size(archive.getinfo(pickles[0]).file_size, _MOST_NAMES, "its list of arrays")
         _check_names(archive.read(pickles[0]))
-    return torch.load(file, map_location="cpu", weights_only=True)
+    with file.open("rb") as opened:  # of a path, torch would read the format from its name
+        return torch.load(opened, map_location="cpu", weights_only=True)
 
 
 def _check_names(content: bytes) -> None:

@@ -37,14 +37,19 @@ def gaussian_sums(phi: Tensor, y: Tensor, weight: Tensor, *, apart: bool) -> Ten
     """
     present = ~y.isnan()
     y = torch.where(present, y, 0.0)
-    row, column = torch.triu_indices(phi.shape[1], phi.shape[1], device=phi.device)
-    pairs = phi[:, row] * phi[:, column]
     if not apart:
-        weighted = weight.unsqueeze(1)
-        cross = (y * weighted).mT @ phi
-        return torch.cat([(pairs * weighted).sum(0), cross.flatten()]).unsqueeze(0)
+        return _packed(phi, y, weight).unsqueeze(0)
     weights = present * weight.unsqueeze(1)
-    return torch.cat([weights.mT @ pairs, (y * weights).mT @ phi], dim=1)
+    pairs = zip(y.mT.unsqueeze(2).unbind(0), weights.unbind(1), strict=True)
+    return torch.stack([_packed(phi, of_number, own) for of_number, own in pairs])
+
+
+def _packed(phi: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Return a packed row (entries,) by one product, which holds no pairs of a single row."""
+    product = (phi * weight.unsqueeze(1)).mT @ torch.cat([phi, y], dim=1)
+    m = phi.shape[1]
+    row, column = torch.triu_indices(m, m, device=phi.device)
+    return torch.cat([product[row, column], product[:, m:].mT.flatten()])
 
 
 def ridge_head(sums: Tensor, m: int, nu: float) -> Tensor:

@@ -63,8 +63,9 @@ def description(model: ClientModel) -> dict[str, Any]:
     """Return the description in the file: names of classes, and the normalization of inputs.
 
     ``inputs`` names each number of an example, and ``columns`` the table's own columns with their
-    categories; both are empty where the data has none. The program normalizes by itself. An encoder
-    tells no ``classes``.
+    categories; both are empty where the data has none. ``ranges`` are the columns' usual ranges,
+    if any: stated, or rounded quantiles. The program normalizes by itself. An encoder tells no
+    ``classes``.
     """
     data = model.data
     return {
@@ -76,6 +77,7 @@ def description(model: ClientModel) -> dict[str, Any]:
         "columns": {
             c.name: None if c.categories is None else list(c.categories) for c in data.columns
         },
+        "ranges": {c.name: list(c.usual) for c in data.columns if c.usual},
         "inputs": [name for column in data.columns for name in column.inputs],
         "input_shape": list(data.input_shape),
         "scale": data.scale,

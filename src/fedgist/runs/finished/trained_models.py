@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,10 @@ from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
 from fedgist.core.target import Target
 from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
+from fedgist.data.lazy_rows import pieces_of, sample_of
 from fedgist.data.sources.in_memory import examples_like
 from fedgist.data.sources.text_rows import encoded_texts, prompts
+from fedgist.data.usual_values import with_measured_ranges, with_stated_ranges
 from fedgist.engines.engine import EVALUATE, Simulation
 from fedgist.errors import RecipeError, listed
 from fedgist.runs.round import Federation
@@ -27,6 +30,7 @@ from fedgist.world.data import client_number, data_of_client
 from fedgist.world.world import World
 
 NO_PROBABILITIES: frozenset[Target] = frozenset({"numbers", "own"})
+_MOST = 10_000  # rows whose quantiles are the usual ranges of columns
 SERVER = "server/"  # before the name of a model of the server
 
 
@@ -196,7 +200,7 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
             f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
         )
     ctx = federation.context(EVALUATE)
-    return ClientModel(None, net, Nothing(), Nothing(), ctx, world.data)
+    return ClientModel(None, net, Nothing(), Nothing(), ctx, _with_ranges(world, world.data))
 
 
 def server_net(federation: Federation, world: World, who: int | str) -> Net | None:
@@ -231,7 +235,24 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     data = data_of_client(world.server.setup.data.normalize, world.data, world.partition, number)
-    return ClientModel(method, cpu.net, cpu.own, down, ctx, data)
+    return ClientModel(method, cpu.net, cpu.own, down, ctx, _with_ranges(world, data))
+
+
+def _with_ranges(world: World, data: Dataset) -> Dataset:
+    """Return the data of a model, whose columns have their usual ranges.
+
+    They are stated, or measured on the training rows of all clients without privacy.
+    """
+    setup = world.server.setup
+    if setup.data.ranges is not None:
+        columns = with_stated_ranges(data.columns, setup.data.ranges, data.name)
+    elif setup.privacy.unit == "none" and data.columns:
+        rows = world.partition.train.rows
+        few = data.inputs[rows[sample_of(len(rows), _MOST)]]
+        columns = with_measured_ranges(data.columns, torch.cat(list(pieces_of(few))))
+    else:
+        columns = data.columns
+    return replace(data, columns=columns)
 
 
 def client_nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]:
