@@ -64,8 +64,12 @@ def answers(folder: Path, new: str = "new.csv") -> tuple[list[str], list[str], s
     return [line["row"] for line in lines], [line["unusual"] for line in lines], done.stderr
 
 
-def test_unknown_categories_and_far_numbers_are_named_and_counted(tmp_path: Path) -> None:
-    ids, unusual, says = answers(trained(tmp_path))
+@pytest.mark.parametrize("columns", [{}, {"columns": {"age": "number", "town": ["a", "b"]}}])
+def test_unknown_categories_and_far_numbers_are_named_and_counted(
+    columns: dict[str, Any], tmp_path: Path
+) -> None:
+    # stated columns too: a new town is an error of training rows, and a finding in new ones
+    ids, unusual, says = answers(trained(tmp_path, data=columns))
     assert ids == ["0", "1", "2", "3"]
     assert unusual == ["", "age", "town", "age; town"]
     assert says.startswith("! 3 of 4 rows have unusual values: age (outside ")

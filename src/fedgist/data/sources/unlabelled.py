@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -54,7 +55,9 @@ def _read(place: Path, name: str, data: Dataset) -> Tensor:
 
 
 def _encoded(table: TableFrame, data: Dataset) -> Tensor:
-    return encode(table, data.columns, missing="refuse" if data.fill is None else "mean")
+    """Return the encoded rows: a category that the model does not know is none of the others."""
+    columns = [replace(column, closed=False) for column in data.columns]
+    return encode(table, columns, missing="refuse" if data.fill is None else "mean")
 
 
 def _array(file: Path) -> Values:
