@@ -141,17 +141,21 @@ class Phase:
     """One phase of local training: the parameters that learn, the duration and the loss.
 
     ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``). The
-    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches.
-    ``loss=None`` is the method's loss. ``optimizer=None`` is the recipe's optimizer. ``remembers``
-    says when optimizer state is reset; None takes the recipe's setting.
+    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches. What is
+    None is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and ``remembers``,
+    which says when optimizer state is reset. ``loss=None`` is the method's loss.
     """
 
     learns: tuple[str, ...] = ("all",)
-    epochs: int = 1
+    epochs: int | None = None
     steps: int | None = None
     loss: Callable[[Net, Batch, Any, Any, Context], Tensor] | None = None
     optimizer: Optimizer | None = None
     remembers: Life | None = None
+
+    def passes(self, training: Training) -> int:
+        """Return the number of passes over the rows, if the phase does not count steps."""
+        return training.local_epochs if self.epochs is None else self.epochs
 
 
 class Method:
@@ -235,7 +239,7 @@ class Method:
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return the phases of local training in a stage."""
-        return (Phase(epochs=ctx.task.training.local_epochs),)
+        return (Phase(),)
 
     def loss(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tensor:
         """Return the loss of one batch, a scalar (): by default the task's mean over present rows.

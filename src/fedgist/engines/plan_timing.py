@@ -245,8 +245,9 @@ class _Probe:
         if first >= (LONG_ON_GPU_S if self.on_gpu else LONG_S):
             return 1, 1
         (phase,) = self.phases
-        counts, batch_size = self.population.train.counts, self.task.training.batch_size
-        most = int(steps_of(counts, batch_size, phase.epochs, phase.steps).max())
+        counts, training = self.population.train.counts, self.task.training
+        epochs = phase.passes(training)
+        most = int(steps_of(counts, training.batch_size, epochs, phase.steps).max())
         steps = max(1, min(STEPS_ON_GPU if self.on_gpu else STEPS, most))
         return steps, TRIES * max(1, STEPS // steps)
 

@@ -277,7 +277,7 @@ def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
         return ()
     return tuple(
         sum(
-            steps.count(phase.epochs) if phase.steps is None else phase.steps
+            steps.count(phase.passes(task.training)) if phase.steps is None else phase.steps
             for ctx in _stages(method, task, number)
             for phase in method.phases(ctx)
         )
