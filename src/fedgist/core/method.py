@@ -140,7 +140,8 @@ __all__ = [
 class Phase:
     """One phase of local training: the parameters that learn, the duration and the loss.
 
-    ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``). The
+    ``learns`` names parts of the net, or tensors of the client's own state: ``"own.bias"`` is one
+    tensor, or all tensors of a tree or dictionary in that field, such as a second model. The
     phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches. What is
     None is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and ``remembers``,
     which says when optimizer state is reset. ``loss=None`` is the method's loss.

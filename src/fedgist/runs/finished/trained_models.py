@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -231,7 +232,8 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     data = data_of_client(world.server.setup.data.normalize, world.data, world.partition, number)
-    return ClientModel(method, cpu.net, cpu.own, down, ctx, data)
+    at_client = replace(ctx, architecture=order.architecture)
+    return ClientModel(method, cpu.net, cpu.own, down, at_client, data)
 
 
 def client_nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]:
