@@ -28,7 +28,7 @@ from fedgist.core.peer_method import PeerMethod
 from fedgist.core.task import fake_batch
 from fedgist.core.tree import Tree, leaves, map_leaves, named
 from fedgist.core.wire_form import why_not_decodable
-from fedgist.errors import MethodError, first_line
+from fedgist.errors import MethodError, cut, first_line
 from fedgist.training.local_training import learned
 
 ROWS, PRESENT = 3, 2  # of the made-up batch
@@ -197,7 +197,7 @@ class Trial:
                 if name == "the model":
                     return None
                 words = "use masks (torch.where) in place of Boolean indices and branches"
-                why = first_line(error.__cause__ or error)[:120]
+                why = cut(first_line(error.__cause__ or error), 120).rstrip(".")
                 return f"{self._name(name)} cannot be stacked: {why}; {words}"
         return None
 
