@@ -28,6 +28,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 import shlex
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -172,6 +173,22 @@ def first_line(error: BaseException) -> str:
     """Return the first line of another package's message, or the error's type if it has none."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
+
+
+def cut(text: str, width: int) -> str:
+    """Return as many whole sentences of a text as fit into ``width`` characters.
+
+    Of a longer first sentence it is the whole words that fit, and ``...``.
+
+    >>> cut("It fails. We don't support that yet, please wait.", 30)
+    'It fails.'
+    >>> cut("We don't support that yet, please wait.", 30)
+    "We don't support that yet, ..."
+    """
+    if len(text) <= width:
+        return text
+    end = text[: width + 1].rfind(". ")
+    return text[: end + 1] if end > 0 else textwrap.shorten(text, width, placeholder=" ...")
 
 
 def exhausted(error: BaseException) -> str | None:

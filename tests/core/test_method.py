@@ -108,7 +108,7 @@ def test_nobody_has_no_total() -> None:
 
 
 def context(clients: int, fraction: float, key: torch.Tensor) -> Context:
-    training = Training(1, fraction, 1, 8, Optimizer())
+    training = Training(1, fraction, 1, 8, Optimizer("adam", lr=1e-3))
     return Context(key, Task((4,), 3, clients, {}, {}, training, Classes(3)), 1, "train")
 
 

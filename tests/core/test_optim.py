@@ -111,7 +111,7 @@ def test_a_caller_who_knows_that_counts_are_equal_gets_the_same_bits(optimizer: 
 def test_moments_that_a_rule_does_not_use_take_no_room(
     name: OptimizerName, moments: tuple[int, int]
 ) -> None:
-    state = init(Optimizer(name), numbers(0))
+    state = init(Optimizer(name, lr=1e-3), numbers(0))
     assert (len(state.first), len(state.second)) == moments
     assert all(not leaf.any() for leaf in leaves(state))
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from fedgist.core.message import message
 from fedgist.core.tree import STATIC, build, leaves, map_leaves, named, same, stack, take, tree
+from fedgist.errors import MethodError
 
 
 @tree
@@ -100,6 +107,86 @@ def test_an_array_that_no_field_wants_is_named(name: str) -> None:
 def test_what_cannot_travel_is_named(value: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         named(value)
+
+
+class Plain:
+    pass
+
+
+@dataclasses.dataclass
+class Bare:
+    x: Tensor
+
+
+DECORATORS: dict[str, Callable[[Any], Any]] = {
+    "tree": tree,
+    "sums": message(reduce="sum"),
+    "each": message(reduce="each"),
+}
+LEAVES: list[Any] = [Tensor, Tensor | None, Inner, dict[str, Tensor], Mapping[str, Inner]]
+NO_LEAVES: list[tuple[Any, str]] = [
+    (int, "int"),
+    (float | None, "float"),
+    (str, "str"),
+    (list[Tensor], r"list\[torch.Tensor\]"),
+    (tuple[Tensor, Tensor], "tuple"),
+    (dict[int, Tensor], r"dict\[int, torch.Tensor\]"),
+    (dict, "dict"),
+    (dict[str, int], "int"),
+    (dict[str, dict[str, np.ndarray]], "ndarray"),
+    (Tensor | Inner, "torch.Tensor | .*Inner"),
+    (Plain, "Plain"),
+    (Bare, "Bare, which lacks @tree"),
+    (nn.Parameter, "Parameter"),
+]
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+@given(
+    before=st.lists(st.sampled_from(LEAVES), max_size=3),
+    wrong=st.sampled_from(NO_LEAVES),
+    after=st.lists(st.sampled_from(LEAVES), max_size=3),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_field_that_cannot_be_of_a_tree_is_named_at_the_decorator(
+    decorator: str, before: list[Any], wrong: tuple[Any, str], after: list[Any]
+) -> None:
+    kind, shown = wrong
+    good = {f"a{i}": each for i, each in enumerate([*before, *after])}
+    kinds = dict(itertools.islice(good.items(), len(before))) | {"wrong": kind} | good
+    with pytest.raises(
+        MethodError, match=rf"^Mine\.wrong is {shown}.*: use Tensor, dict\[str"
+    ) as e:
+        DECORATORS[decorator](type("Mine", (), {"__annotations__": kinds}))
+    assert e.value.__cause__ is None
+    # the same fields are fine without it, and as a constant
+    DECORATORS[decorator](type("Mine", (), {"__annotations__": good}))
+    static = {"__annotations__": kinds, "wrong": field(metadata=STATIC, default=None)}
+    last = {n: field(default=None) for n in list(kinds)[len(before) + 1 :]}
+    tree(type("Mine", (), static | last))
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"total": torch.zeros(2)}, r"^Mine.total has no type: write total: Tensor$"),
+        ({"__annotations__": {"a": Tensor, "b": Tensor}, "a": None}, "^Mine: non-default .*b"),
+        ({"__annotations__": {"a": dict[str, Tensor]}, "a": {}}, "^Mine: mutable default .* a "),
+    ],
+)
+def test_a_class_that_is_no_tree_is_named_at_the_decorator(
+    decorator: str, body: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(MethodError, match=says):
+        DECORATORS[decorator](type("Mine", (), dict(body)))
+
+
+def test_a_type_that_cannot_be_found_is_named_when_it_is_needed() -> None:
+    kinds = {"a": "Tensor", "late": "dict[str, Undefined]"}
+    mine: type = tree(type("Mine", (), {"__annotations__": kinds, "__module__": __name__}))
+    with pytest.raises(MethodError, match=r"^Mine.late: Undefined is not defined in .*outside of"):
+        build(mine, {"a": torch.zeros(1)})
 
 
 def test_build_names_a_type_that_is_no_tree() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import fedgist
 from fedgist.core.message import message
 from fedgist.core.method import Nothing
-from fedgist.errors import MethodError, RecipeError
+from fedgist.errors import MethodError, RecipeError, cut
 from fedgist.methods.fedprox import FedProx
 
 RECIPE = {
@@ -212,6 +215,45 @@ def test_hyper_parameters_beside_an_object_are_refused() -> None:
         RecipeError, match=r"method.mu is in the recipe, but a method object is given"
     ):
         fedgist.run(recipe, method=FedProx())
+
+
+def branching_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any) -> Any:
+    value = ctx.task.objective.loss(net(batch.x), batch)
+    return value if value > 0 else -value
+
+
+@pytest.mark.parametrize("loss", [boolean_loss, branching_loss])
+def test_why_a_method_cannot_be_stacked_is_said_in_whole_words(loss: Any) -> None:
+    with pytest.warns(UserWarning, match=r"mlp runs client by client: Mine.loss cannot be stacked"):
+        result = fedgist.run(RECIPE, method=method(loss=loss))
+    why, end = result.summary["notes"][0].rsplit("; ", 1)
+    assert end == "use masks (torch.where) in place of Boolean indices and branches"
+    assert re.search(
+        r"(dynamic shape|control flow|\w \.\.\.)$", why
+    )  # a sentence's end, or says it is cut
+
+
+@given(
+    words=st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=30),
+    sentences=st.lists(st.integers(1, 29), max_size=3),
+    width=st.integers(20, 80),
+)
+def test_a_text_is_cut_at_the_end_of_a_sentence_or_a_word(
+    words: list[str], sentences: list[int], width: int
+) -> None:
+    whole = [w + "." * (i in sentences) for i, w in enumerate(words)]
+    text = " ".join(whole)
+    seen = cut(text, width)
+    assert len(seen) <= width
+    if len(text) <= width:
+        assert seen == text
+        return
+    kept = seen.removesuffix(" ...").split(" ")
+    assert kept == whole[: len(kept)]  # rejects text[:width], which ends within a word
+    assert seen.endswith((".", "..."))
+    ends = [i for i, w in enumerate(whole) if w.endswith(".")]
+    fitting = [i for i in ends if len(" ".join(whole[: i + 1])) <= width]
+    assert seen.endswith(" ...") != bool(fitting)
 
 
 def test_a_boolean_index_runs_client_by_client_and_python_is_told_why() -> None:

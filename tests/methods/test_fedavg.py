@@ -21,7 +21,7 @@ B = split_head(lambda: MODELS["logistic"]((4,), 3), (4,), 3, name="b")
 ORDERS = {name: Order(0, name) for name in "ab"}
 
 
-TRAINING = Training(1, 1.0, 1, 8, Optimizer())
+TRAINING = Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3))
 
 
 def replies(total: Weighted, clients: int) -> Replies:

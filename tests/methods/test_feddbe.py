@@ -93,7 +93,7 @@ START = ARCH.start(1)
 X = random.normal(random.key(0), (6, 4))
 Y = random.integers(random.key(1), (6,), 3)
 CONSENSUS = FeatureSum(torch.arange(5.0), torch.tensor(10.0))
-TASK = Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer()), Classes(3))
+TASK = Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3)), Classes(3))
 CTX = Context(random.key(0), TASK, 1, "train")
 
 

@@ -236,7 +236,7 @@ def test_omega_of_nothing_is_zero() -> None:
 def make(
     method: FedLog | FedLogC, arch: Architecture, stage: str = "train", number: int = 1
 ) -> Context:
-    training = Training(2, 1.0, 1, 8, Optimizer())
+    training = Training(2, 1.0, 1, 8, Optimizer("adam", lr=1e-3))
     task = Task(
         arch.input_shape,
         arch.num_classes,

@@ -30,7 +30,7 @@ Y = random.integers(random.key(1), (ROWS,), 3)
 MASK = torch.arange(ROWS) < 9
 CTX = Context(
     random.key(0),
-    Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer()), Classes(3)),
+    Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3)), Classes(3)),
     1,
     "train",
 )

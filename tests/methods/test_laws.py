@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedgist.core.message import Nothing, message
-from fedgist.core.method import Batch, Context, Count, Method, Net
+from fedgist.core.method import Batch, Context, Count, Method, Net, Task
 from fedgist.errors import InputError, MethodError
 from fedgist.methods.common.codistillation import Distillation
 from fedgist.methods.cs_fl import CSFL
@@ -273,3 +273,77 @@ def test_a_law_that_does_not_exist_and_a_class_are_refused() -> None:
         check_laws(CountsTwice(), only=("99",))
     with pytest.raises(MethodError, match="check_laws takes a method object, not <class"):
         check_laws(CountsTwice)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Needs(Method):
+    """A method that needs one architecture, a frozen body, or features of some width."""
+
+    archs: int = 1
+    frozen: bool = False
+    width: int | None = None
+
+    def check(self, task: Task) -> None:
+        archs = task.architectures.values()
+        if len(archs) != self.archs:
+            raise MethodError(f"it needs {self.archs} architectures, not {len(archs)}")
+        if any((arch.frozen is not None) != self.frozen for arch in archs):
+            raise MethodError("it needs frozen bodies")
+        if self.width and any(arch.feature_width != self.width for arch in archs):
+            raise MethodError(f"it needs {self.width} features")
+
+
+WIDER = {"name": "mlp", "hidden": [9, 4]}
+TOLD: list[dict[str, Any]] = [
+    {"architectures": count, "frozen": frozen, "model": model}
+    for count, frozen, model in itertools.product((1, 2), (False, True), (None, WIDER))
+]
+
+
+@pytest.mark.parametrize("about", TOLD)
+def test_the_laws_are_told_what_a_method_needs(about: dict[str, Any]) -> None:
+    width = 4 if about["model"] else None
+    method = Needs(about["architectures"], about["frozen"], width)
+    # rejects a world in which any of the three is not as told
+    assert check_laws(method, only=("8",), **about) == ["8 inputs are not mutated"]
+    others = {"architectures": 3 - about["architectures"]}, {"frozen": not about["frozen"]}
+    for other in others:
+        with pytest.raises((LawError, InputError), match="it needs"):
+            check_laws(method, only=("8",), **{**about, **other})
+
+
+def test_a_number_of_architectures_that_there_is_no_world_for_is_refused() -> None:
+    with pytest.raises(InputError, match="number of architectures of the laws"):
+        check_laws(CountsTwice(), architectures=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("about", "normed"), [({}, 2), ({"architectures": 1}, 1)])
+def test_law_13_tries_nets_with_batch_norm(about: dict[str, Any], normed: int) -> None:
+    seen: list[list[str]] = []
+
+    @dataclass(frozen=True)
+    class Looks(Method):
+        def check(self, task: Task) -> None:
+            seen.append([n for a in task.starts.values() for n in a.buffers if "running" in n])
+
+    check_laws(Looks(), only=("13",), **about)
+    assert max(map(len, seen)) == 2 * normed
+
+
+@dataclass(frozen=True)
+class SharesStatistics(Method):
+    """A method whose loss adds what absent rows hold to the statistics of batch norm."""
+
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: Any, ctx: Context) -> torch.Tensor:
+        logits = net(batch.x)
+        # torch's own batch norm sees absent rows, too
+        if net.run is not None:
+            for name, value in list(net.run.updates.items()):
+                net.run.updates[name] = value + 0.1 * batch.x.mean()
+        return ctx.task.objective.loss(logits, batch)
+
+
+def test_statistics_that_see_absent_rows_break_law_13_alone() -> None:
+    check_laws(SharesStatistics(), only=("1", "3"))
+    with pytest.raises(LawError, match="breaks law 13 batch norm and dropout change no law"):
+        check_laws(SharesStatistics(), only=("13",))

@@ -33,6 +33,18 @@ def normed(input_shape: tuple[int, ...], num_classes: int, *, width: int = 4) ->
     )
 
 
+def loads(
+    input_shape: tuple[int, ...], num_classes: int, *, width: int = 4, body: bool = True
+) -> nn.Module:
+    """Loads the body's weights itself, or only a part of them; the head is new."""
+    module = good(input_shape, num_classes, width=width)
+    with torch.no_grad():
+        for name, array in module.named_parameters():
+            if name == "1.weight" or (body and name == "1.bias"):
+                array.copy_(torch.linspace(-1, 1, array.numel()).view(array.shape))
+    return module
+
+
 def no_sizes() -> nn.Module:
     return nn.Linear(6, 3)
 

@@ -46,6 +46,19 @@ def test_refused_and_absent_clients_are_named_and_simulated_delays_are_not(
     assert "privacy.min_replies is 3" in text
 
 
+@pytest.mark.parametrize("method", ["fedlog", "fedavg"])
+@pytest.mark.filterwarnings("ignore:model mlp. the frozen body:UserWarning")
+def test_a_round_in_which_nothing_learns_shows_no_loss(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over a frozen body FedLog trains nothing, and FedAvg the head."""
+    recipe = {**DEMO, "method": {"name": method}, "model": {"hidden": [5], "frozen": True}}
+    result = fedgist.run(recipe, observer=Plain())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert [" loss " in line for line in lines] == [method == "fedavg"] * 3
+    assert [line["train/loss"] > 0 for line in result.rounds] == [method == "fedavg"] * 3
+
+
 @pytest.mark.slow
 def test_a_long_round_says_how_far_the_servers_own_work_is() -> None:
     out = io.StringIO()

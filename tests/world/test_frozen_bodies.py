@@ -225,6 +225,26 @@ def test_random_frozen_bodies_are_noted() -> None:
     assert note == "model mlp: the frozen body has random weights (model.weights reads a file's)"
 
 
+OWN = "model outside_models:{}: the frozen body has random weights"
+
+
+@pytest.mark.parametrize(
+    ("model", "noted"),
+    [
+        ({"name": "outside_models:good"}, True),
+        ({"name": "outside_models:loads", "body": False}, True),  # its bias is random
+        ({"name": "outside_models:loads"}, False),
+        ({"name": "outside_models:loads", "project": 3}, True),  # the projection is random
+        ({"name": "outside_models:loads", "frozen": False}, False),
+    ],
+)
+def test_a_factory_that_loads_its_bodys_weights_is_not_called_random(
+    model: dict[str, Any], *, noted: bool
+) -> None:
+    notes = world("fedavg", model={"frozen": True, **model}).server.notes
+    assert [note.startswith(OWN.format(model["name"][15:])) for note in notes] == [True] * noted
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:privacy:UserWarning", "ignore:losses:UserWarning")
 @pytest.mark.filterwarnings("ignore:simulated:UserWarning")

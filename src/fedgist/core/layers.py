@@ -43,6 +43,7 @@ class Pass:
     half: bool = False
     updates: dict[str, Tensor] = field(default_factory=dict)
     draws: int = 0
+    asides: int = 0
 
     def cast(self, device: str) -> contextlib.AbstractContextManager[object]:
         """Return the context of the body's forward pass."""
@@ -55,6 +56,16 @@ class Pass:
         """Return a pass over other rows, ``mask`` (rows,), with new draws and these ``updates``."""
         key = random.fold(self.next_key(), "rows")
         return Pass(mask, key, half=self.half, updates=self.updates)
+
+    def aside(self) -> Pass:
+        """Return a pass of another net over the same rows, with updates and draws of its own.
+
+        The other net's statistics are not the client's, and its draws leave this pass's as they
+        are: a net that runs aside changes no bit of the client's own training.
+        """
+        self.asides += 1
+        key = random.fold(self.key, "aside", self.asides)
+        return Pass(self.mask, key, self.parts, self.whole, self.half)
 
     def next_key(self) -> Tensor:
         """Return a different key, (), at every call.

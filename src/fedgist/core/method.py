@@ -85,7 +85,7 @@ predict        client  yes   evaluation  client's  every batch           logits 
 
 A client's key differs between clients, rounds and stages. A stage's key is the same for all
 clients. ``ctx.stage`` is one of the method's stages, ``"init"`` when a state is made, or
-``"evaluate"``. Functions under ``torch.func.vmap`` may branch on stage and round, never on a
+``"evaluate"``. In a client's functions ``ctx.architecture`` names its architecture. Functions under ``torch.func.vmap`` may branch on stage and round, never on a
 tensor: use masks. Methods whose clients receive each other's messages have further functions:
 :class:`~fedgist.core.peer_method.PeerMethod`.
 """
@@ -140,18 +140,23 @@ __all__ = [
 class Phase:
     """One phase of local training: the parameters that learn, the duration and the loss.
 
-    ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``). The
-    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches.
-    ``loss=None`` is the method's loss. ``optimizer=None`` is the recipe's optimizer. ``remembers``
-    says when optimizer state is reset; None takes the recipe's setting.
+    ``learns`` names parts of the net, or tensors of the client's own state: ``"own.bias"`` is one
+    tensor, or all tensors of a tree or dictionary in that field, such as a second model. The
+    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches. What is
+    None is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and ``remembers``,
+    which says when optimizer state is reset. ``loss=None`` is the method's loss.
     """
 
     learns: tuple[str, ...] = ("all",)
-    epochs: int = 1
+    epochs: int | None = None
     steps: int | None = None
     loss: Callable[[Net, Batch, Any, Any, Context], Tensor] | None = None
     optimizer: Optimizer | None = None
     remembers: Life | None = None
+
+    def passes(self, training: Training) -> int:
+        """Return the number of passes over the rows, if the phase does not count steps."""
+        return training.local_epochs if self.epochs is None else self.epochs
 
 
 class Method:
@@ -235,7 +240,7 @@ class Method:
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return the phases of local training in a stage."""
-        return (Phase(epochs=ctx.task.training.local_epochs),)
+        return (Phase(),)
 
     def loss(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tensor:
         """Return the loss of one batch, a scalar (): by default the task's mean over present rows.

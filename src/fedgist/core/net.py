@@ -172,6 +172,10 @@ class Net:
     def with_arrays(self, arrays: Mapping[str, Tensor]) -> Net:
         """Return the same net with some parameters or buffers replaced, by arrays of their shapes.
 
+        In training, a net with another body runs aside: batch norm normalizes by the batch, but the
+        client's net keeps its own statistics and draws. A teacher should be in
+        :meth:`in_evaluation`.
+
         Raises
         ------
         ValueError
@@ -179,11 +183,21 @@ class Net:
         """
         if unknown := [k for k in arrays if k not in self.params and k not in self.buffers]:
             raise ValueError(f"{self.arch.name} has no array {unknown[0]!r}")
-        return replace(
-            self,
-            params={k: arrays.get(k, v) for k, v in self.params.items()},
-            buffers={k: arrays.get(k, v) for k, v in self.buffers.items()},
-        )
+        params = {k: arrays.get(k, v) for k, v in self.params.items()}
+        buffers = {k: arrays.get(k, v) for k, v in self.buffers.items()}
+        net = replace(self, params=params, buffers=buffers)
+        theirs = params | buffers
+        if self.run is None or all(v is theirs[k] for k, v in (self.body | self.buffers).items()):
+            return net  # another head sees the same features
+        return replace(net, run=self.run.aside())
+
+    def in_evaluation(self) -> Net:
+        """Return the net as it predicts, without dropout and with batch norm's kept statistics.
+
+        This is a teacher's or an earlier model's mode in a loss: ``net.with_arrays(down.arrays)
+        .in_evaluation().features(batch.x)``.
+        """
+        return replace(self, run=None)
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:

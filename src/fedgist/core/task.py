@@ -19,6 +19,7 @@ from fedgist.core.privacy import Privacy
 from fedgist.core.target import places
 from fedgist.core.training import Training
 from fedgist.core.tree import STATIC, tree
+from fedgist.errors import MethodError
 
 #: A client's own settings: a dataclass that the method declares, or None.
 Settings: TypeAlias = Any
@@ -39,9 +40,10 @@ class Task:
     says whether their labels are public as well. ``public_client`` is the client whose rows are
     public, if they belong to one. ``public_digest`` is a digest of the public rows in order, as
     models see them. ``main`` is the architecture that is named first; a site of another
-    architecture does not have it. Totals of fewer than ``min_replies`` clients are withheld from
-    the server. The server refuses a message with a norm above ``max_norm`` or with more than
-    ``max_rows`` rows.
+    architecture does not have it. ``common_starts`` says that the clients of an architecture begin
+    with ``starts`` (``clients.init = "shared"``), not with weights of their own. Totals of fewer
+    than ``min_replies`` clients are withheld from the server. The server refuses a message with a
+    norm above ``max_norm`` or with more than ``max_rows`` rows.
     """
 
     input_shape: tuple[int, ...]
@@ -59,6 +61,7 @@ class Task:
     public_client: int | None = None
     public_digest: int = 0
     main: str = ""
+    common_starts: bool = True
     min_replies: int = 1
     max_norm: float = math.inf
     max_rows: int = MOST_ROWS
@@ -93,7 +96,9 @@ class Context:
     clients in a client's functions. ``round`` is 0 before training. ``stage`` is one of the
     method's stages, ``"init"`` when a state is made, or ``"evaluate"`` when a model is downloaded
     for a test, a prediction or an export. ``settings`` are a client's own settings
-    (``PeerMethod.own_settings``) when its state is made; None means the defaults.
+    (``PeerMethod.own_settings``) when its state is made; None means the defaults. ``architecture``
+    is that of the client in a client's functions, ``phases`` and ``init_client`` among them; at the
+    server it is empty.
     """
 
     key: Tensor
@@ -101,6 +106,20 @@ class Context:
     round: int = field(metadata=STATIC)
     stage: str = field(metadata=STATIC)
     settings: Settings = field(default=None, metadata=STATIC)
+    architecture: str = field(default="", metadata=STATIC)
+
+    @property
+    def start(self) -> Net:
+        """The common initial net of the client's architecture, which also tells its structure.
+
+        Raises
+        ------
+        MethodError
+            If a function of the server asks: ``task.starts`` has the nets of all architectures.
+        """
+        if not self.architecture:
+            raise MethodError("ctx.start is a client's; the server has ctx.task.starts")
+        return self.task.starts[self.architecture]
 
     def draw(self, *purpose: random.Word) -> Tensor:
         """Return a key for one purpose, (), for use with :mod:`fedgist.core.random`."""

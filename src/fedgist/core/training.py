@@ -27,11 +27,13 @@ class Optimizer:
 
     ``name`` is ``sgd``, ``momentum``, ``adam`` or ``adamw``. Only ``momentum`` reads ``momentum``.
     Only ``adam`` and ``adamw`` read ``betas`` and ``eps``. ``weight_decay`` is added to the
-    gradient; ``adamw`` subtracts it from the parameters.
+    gradient; ``adamw`` subtracts it from the parameters. A phase that changes one setting of the
+    recipe's optimizer takes ``replace(ctx.task.training.optimizer, lr=0.1)``; a new optimizer has
+    none of the recipe's settings, so it must state its rate.
     """
 
-    name: OptimizerName = "adam"
-    lr: float = 1e-3
+    name: OptimizerName
+    lr: float
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

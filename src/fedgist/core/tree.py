@@ -21,6 +21,8 @@ from torch import Tensor
 # types with fields which are not tensors.
 from torch.utils import _pytree
 
+from fedgist.errors import MethodError, first_line
+
 T = TypeVar("T")
 SEPARATOR = "/"
 #: The type of messages, states and summaries: any class declared with :func:`tree`.
@@ -39,8 +41,17 @@ def tree(cls: type[T]) -> type[T]:
     A field declared ``field(metadata=STATIC)`` is not mapped over. Every other field holds tensors.
     Two trees are equal if they have the same class and contents: equal static fields, and tensors
     of one element type, device and shape with equal elements. Trees have no hash.
+
+    Raises
+    ------
+    MethodError
+        If a field cannot be of a tree; the message names the class and the field.
     """
-    frozen = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    try:
+        frozen = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    except (TypeError, ValueError) as error:
+        raise MethodError(f"{cls.__name__}: {first_line(error)}") from None
+    _check_fields(frozen)
     # a dataclass's own equality needs one truth value of a tensor comparison
     for name, value in (("__eq__", _equal_trees), ("__hash__", None)):
         setattr(frozen, name, value)
@@ -51,6 +62,41 @@ def tree(cls: type[T]) -> type[T]:
     setattr(frozen, _FIELDS, leaves)
     setattr(frozen, _REGISTRATION, _Registration(frozen, leaves, static))
     return frozen
+
+
+def _check_fields(cls: type) -> None:
+    """Raise MethodError if a field is neither of tensors nor static, as far as types are known.
+
+    A type that is not yet defined, or only within a function, is checked when a tree is built.
+    """
+    typed = vars(cls)["__dataclass_fields__"]  # constants of the class, too
+    bare = [n for n, value in vars(cls).items() if isinstance(value, Tensor) and n not in typed]
+    if bare:
+        raise MethodError(f"{cls.__name__}.{bare[0]} has no type: write {bare[0]}: Tensor")
+    try:
+        hints = typing.get_type_hints(cls)
+    except NameError:
+        return
+    for field in dataclasses.fields(typing.cast("Any", cls)):
+        if not field.metadata.get("static") and (problem := _why_not_of_a_tree(hints[field.name])):
+            raise MethodError(
+                f"{cls.__name__}.{field.name} is {problem}: use Tensor, dict[str, Tensor] or a "
+                "class declared with @tree; what is no tensor is field(metadata=STATIC) of a state"
+            )
+
+
+def _why_not_of_a_tree(kind: object) -> str | None:
+    """Return what is wrong with the type of a field, or None."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in {typing.Union, types.UnionType}:
+        inner = [each for each in args if each is not type(None)]
+        return _why_not_of_a_tree(inner[0]) if len(inner) == 1 else _title(kind)
+    if origin in {dict, Mapping}:
+        return _title(kind) if args[0] is not str else _why_not_of_a_tree(args[1])
+    if kind in {Tensor, Tree} or hasattr(kind, _FIELDS):
+        return None
+    lacks = ", which lacks @tree" if dataclasses.is_dataclass(kind) else ""
+    return _title(kind) + lacks
 
 
 class _Registration:
@@ -254,8 +300,16 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    try:
+        return typing.get_type_hints(kind)
+    except NameError as error:
+        fields = dataclasses.fields(typing.cast("Any", kind))
+        names = [f.name for f in fields if str(error.name) in str(f.type)]
+        raise MethodError(
+            f"{kind.__name__}.{names[0] if names else '?'}: {error.name} is not defined in "
+            f"{kind.__module__}; declare the class of a field outside of functions"
+        ) from None
 
 
 def _title(kind: Any) -> str:
-    return str(getattr(kind, "__name__", kind))
+    return str(kind) if typing.get_args(kind) else str(getattr(kind, "__name__", kind))

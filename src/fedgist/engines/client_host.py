@@ -110,6 +110,11 @@ class ClientHost:
             tables[name] = replace(scored, values=scored.values | measured)
         return tables
 
+    def has_second_tests(self, ctx: Context, split: Split) -> bool:
+        """Return whether clients of any architecture train a copy before a further test."""
+        of_each = (replace(ctx, architecture=name) for name in self.task.architectures)
+        return any(self.second_tests(at_client, split) for at_client in of_each)
+
     def second_tests(self, ctx: Context, split: Split) -> dict[str, tuple[Phase, ...]]:
         """Return the phases before further tests, by the name of the trained copy."""
         if split not in TESTS:
@@ -136,7 +141,7 @@ class ClientHost:
     def cohort(self, sent: SentCohort) -> Cohort:
         """Return the cohort of a request, for the trainer."""
         device = self.settings.device
-        ctx = Context(self.key, self.task, sent.round, sent.stage)
+        ctx = Context(self.key, self.task, sent.round, sent.stage, architecture=sent.architecture)
         down = map_leaves(lambda leaf: leaf.to(device), sent.down)
         stack_them = self.plans[sent.architecture].stack
         if not stack_them and sent.broadcast:
@@ -194,8 +199,8 @@ class ClientHost:
 
     def _stores(self) -> tuple[type, dict[str, ClientStore]]:
         stores, own_type = {}, Nothing
-        ctx = Context(self.key, self.task, 0, "init")
         for name, arch in self.laid_out_models.items():
+            ctx = Context(self.key, self.task, 0, "init", architecture=name)
             own = self.method.init_client(self._start_net(arch), ctx)
             own_type = type(own)
             members = [c.id for c in self.population.clients if name in c.architectures]
@@ -208,7 +213,7 @@ class ClientHost:
         clients = cohorts.begin(self._start_net(self.laid_out_models[architecture]), own, 1)
         memory: dict[str, OptimizerState] = {}
         for stage in self.method.stages(Context(self.key, self.task, 1, "")):
-            ctx = Context(self.key, self.task, 1, stage)
+            ctx = Context(self.key, self.task, 1, stage, architecture=architecture)
             memory |= local_training.memory_of(self.method, ctx, clients)
         return take(replace(clients, memory=memory), 0)
 
@@ -231,7 +236,9 @@ class ClientHost:
             fresh = replace(arch.start(seed), arch=arch)
             net = map_leaves(lambda leaf: leaf.to(self.settings.device), fresh)
         key = random.fold(self.key, "client", client, "init")
-        ctx = Context(key, self.task, 0, "init", self.settings.own.get(client))
+        ctx = Context(
+            key, self.task, 0, "init", self.settings.own.get(client), architecture=architecture
+        )
         own = self.method.init_client(net, ctx)
         return replace(self._client(architecture, own), net=net)
 

@@ -113,7 +113,7 @@ class LocalEngine:
         self, ctx: Context, requests: Sequence[Separate], split: Split
     ) -> list[dict[str, ScoreTable]]:
         """Evaluate each client's own model; return the cohorts' tables, by name of the model."""
-        tunes = bool(self.host.second_tests(ctx, split))
+        tunes = self.host.has_second_tests(ctx, split)
         sorted_by: Split = "train" if tunes else split  # steps, if any
         return self.pool.run(
             [

@@ -37,6 +37,7 @@ FAKE = "meta"
 
 def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> Form:
     """Return the form of a valid upload of this stage, after the download ``down``."""
+    ctx = replace(ctx, architecture=architecture)
 
     def upload(ctx: Context, net: Any, down: Tree) -> Form:
         batch = fake_batch(ctx.task, ctx.key, 1)

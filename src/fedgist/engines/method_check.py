@@ -28,7 +28,8 @@ from fedgist.core.peer_method import PeerMethod
 from fedgist.core.task import fake_batch
 from fedgist.core.tree import Tree, leaves, map_leaves, named
 from fedgist.core.wire_form import why_not_decodable
-from fedgist.errors import MethodError, first_line
+from fedgist.errors import MethodError, cut, first_line
+from fedgist.training.local_training import learned
 
 ROWS, PRESENT = 3, 2  # of the made-up batch
 ABSENT = (
@@ -131,6 +132,7 @@ class Trial:
 
     def __init__(self, method: Method, ctx: Context, architecture: str, server: Tree) -> None:
         self.method, self.ctx, self.server = method, ctx, server
+        self.at_client = replace(ctx, architecture=architecture)
         self.net = ctx.task.starts[architecture]
         self.order = Order(0, architecture)
 
@@ -183,7 +185,7 @@ class Trial:
             return self._pass(net, batch.mask).features(batch.x)
 
         def summaries(net: Net, batch: Batch, own: Tree) -> Any:
-            return self.method.summarize(net, batch, own, self.down, self.ctx)
+            return self.method.summarize(net, batch, own, self.down, self.at_client)
 
         functions = {"the model": body, "loss": self.losses, "summarize": summaries}
         for name, function in functions.items():
@@ -195,7 +197,7 @@ class Trial:
                 if name == "the model":
                     return None
                 words = "use masks (torch.where) in place of Boolean indices and branches"
-                why = first_line(error.__cause__ or error)[:120]
+                why = cut(first_line(error.__cause__ or error), 120).rstrip(".")
                 return f"{self._name(name)} cannot be stacked: {why}; {words}"
         return None
 
@@ -254,10 +256,14 @@ class Trial:
     def losses(self, net: Net, batch: Batch, own: Tree) -> list[Tensor]:
         """Return the loss of each phase, ()."""
         losses = []
-        phases: Any = check_returned(self.method.phases(self.ctx), self.method, "phases")
+        phases: Any = check_returned(self.method.phases(self.at_client), self.method, "phases")
         for phase in phases:
             if not isinstance(phase, Phase):
                 self._complain("phases", f"returned {kind_of(phase)} among its phases")
+            try:
+                learned(phase, net, own)
+            except MethodError as error:
+                raise MethodError(f"{self._name('phases')}: {error}") from error
             objective = self.ctx.task.objective
             views = repeated_rows(batch, objective.views)
             run = Pass(views.mask, self.ctx.key, objective.norm_parts)
@@ -289,7 +295,7 @@ class Trial:
     def _named(self, function: str, code: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the method; an error names the function."""
         try:
-            value = code(*args, self.ctx)
+            value = code(*args, self.ctx if function == "download" else self.at_client)
         except MethodError:
             raise
         except Exception as error:

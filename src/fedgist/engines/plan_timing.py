@@ -88,17 +88,19 @@ class _Probe:
         self.on_gpu = settings.device.startswith("cuda")
         free = torch.cuda.mem_get_info(settings.device)[0] if self.on_gpu else usable_memory()
         self.memory_limit = memory_limit or free
-        key = torch.zeros((), dtype=torch.int64)
-        stages = method.stages(Context(key, task, 1, ""))
-        phases = {s: method.phases(Context(key, task, 1, s)) for s in stages}
-        learning = [stage for stage in stages if phases[stage]]
-        self.stage = learning[0] if learning else None
-        self.phases = phases[learning[0]][:1] if learning else ()
+        self.first_phases = {name: self._first_phase(name) for name in task.architectures}
+
+    def _first_phase(self, name: str) -> tuple[str, tuple[Phase, ...]]:
+        """Return the first stage in which an architecture learns, and its first phase, if any."""
+        ctx = Context(torch.zeros((), dtype=torch.int64), self.task, 1, "", architecture=name)
+        stages = self.method.stages(replace(ctx, architecture=""))
+        phases = {s: self.method.phases(replace(ctx, stage=s)) for s in stages}
+        return next(((s, each[:1]) for s, each in phases.items() if each), ("", ()))
 
     def plan(self, name: str, arch: Architecture, fixed: int | None) -> Plan:
         """Return the execution plan for one architecture."""
         clients = [c for c in self.population.clients if name in c.architectures]
-        if self.stage is None or not clients:
+        if not self.first_phases[name][1] or not clients:
             return Plan(fixed or 1)
         # the machine's cores, not engine.workers: the plan must not depend on how many workers run
         cores = default_workers(self.settings.device)
@@ -144,7 +146,7 @@ class _Probe:
             "device": self.settings.device,
             "rows": min(training.batch_size, int(self.population.train.counts.max())),
             **({"frozen": True} if arch.frozen else {}),
-            **({"steps": steps} if (steps := self._length(0.0)[0]) != STEPS else {}),
+            **({"steps": steps} if (steps := self._length(name, 0.0)[0]) != STEPS else {}),
         }
 
     @property
@@ -208,10 +210,9 @@ class _Probe:
             )
 
     def _prepare(self, name: str, plan: Plan) -> tuple[Cohort, Clients]:
-        assert self.stage is not None  # called only if a stage trains
         task = replace(self.task, architectures={name: self.task.architectures[name]})
         engine = LocalEngine(self.method, task, self.population, self.settings, {name: plan})
-        ctx = Context(engine.host.key, self.task, 1, self.stage)
+        ctx = Context(engine.host.key, self.task, 1, self.first_phases[name][0])
         clients = [c for c in self.population.clients if name in c.architectures]
         orders = [Order(c.id, name) for c in clients[: max(64, plan.cohort_size)]]
         downs = [self.method.download(self.server, o, ctx) for o in orders]
@@ -221,22 +222,22 @@ class _Probe:
         """Do one step by a plan."""
         with as_workers_do():
             cohort, clients = self._prepare(name, plan)
-            local_training.train(cohort, clients, _of_steps(self.phases, 1))
+            local_training.train(cohort, clients, _of_steps(self.first_phases[name][1], 1))
 
     def _seconds(self, name: str, plan: Plan) -> float:
         """Return a plan's seconds per client and step."""
         with as_workers_do():
             cohort, clients = self._prepare(name, plan)
-            single = _of_steps(self.phases, 1)
+            single = _of_steps(self.first_phases[name][1], 1)
             if self.on_gpu:
                 _timed(cohort, clients, single)  # which loads its kernels
             first = _timed(cohort, clients, single)
-            steps, tries = self._length(first)
-            several = _of_steps(self.phases, steps)
+            steps, tries = self._length(name, first)
+            several = _of_steps(self.first_phases[name][1], steps)
             best = min(_timed(cohort, clients, several) for _ in range(tries))
         return best / (steps * len(cohort.ids))
 
-    def _length(self, first: float) -> tuple[int, int]:
+    def _length(self, name: str, first: float) -> tuple[int, int]:
         """Return how many steps are timed, and how often, if one has taken ``first`` seconds.
 
         No more steps are timed than a client takes in a phase: the start of a phase, with its
@@ -244,9 +245,10 @@ class _Probe:
         """
         if first >= (LONG_ON_GPU_S if self.on_gpu else LONG_S):
             return 1, 1
-        (phase,) = self.phases
-        counts, batch_size = self.population.train.counts, self.task.training.batch_size
-        most = int(steps_of(counts, batch_size, phase.epochs, phase.steps).max())
+        (phase,) = self.first_phases[name][1]
+        counts, training = self.population.train.counts, self.task.training
+        epochs = phase.passes(training)
+        most = int(steps_of(counts, training.batch_size, epochs, phase.steps).max())
         steps = max(1, min(STEPS_ON_GPU if self.on_gpu else STEPS, most))
         return steps, TRIES * max(1, STEPS // steps)
 
@@ -265,7 +267,7 @@ class _Probe:
         hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
         with as_workers_do(), hooks:
             cohort, clients = self._prepare(name, Plan(1, stack=False))
-            local_training.train(cohort, clients, _of_steps(self.phases, 1))
+            local_training.train(cohort, clients, _of_steps(self.first_phases[name][1], 1))
         numbers = sum(a.numel() for a in clients.net.params.values())
         return 16 * numbers + 2 * held
 

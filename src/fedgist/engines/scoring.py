@@ -74,7 +74,7 @@ def score_models(
         table, on_all = score_shared(scorer, host, ctx, group, split, alone=len(names) == 1)
         tables.setdefault("", []).append(table)
         whole = on_all or whole
-    tuned = shared if host.second_tests(ctx, split) else []
+    tuned = shared if host.has_second_tests(ctx, split) else []
     requests = [
         Separate([orders[i] for i in members], [downs[i] for i in members], members is shared)
         for members in (apart, tuned)

@@ -34,7 +34,7 @@ from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.message_form import asks_clients, download_form
 from fedgist.engines.population import HostSettings, Population
-from fedgist.errors import MessageError, MethodError
+from fedgist.errors import MessageError, MethodError, cut
 from fedgist.training.stacking_plan import Plan
 
 StageKey = tuple[int, int, str]  # round, index of the stage in the round, architecture
@@ -165,7 +165,7 @@ class Site:
                 return self._score(request, down)
             return self._train(request, down)
         except MessageError as error:
-            reason = str(error)[:500]
+            reason = cut(str(error), 500)
         except Exception as error:
             LOG.exception("round %d, stage %s failed", header.round, header.stage)
             reason = f"the site failed: {type(error).__name__}"

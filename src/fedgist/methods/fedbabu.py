@@ -30,7 +30,7 @@ class FedBABU(Method):
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return one phase in which only the body learns."""
-        return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
+        return (Phase(("body",)),)
 
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
         """Return the fine-tuning of body and head, in the last round only."""

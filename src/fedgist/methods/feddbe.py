@@ -122,7 +122,7 @@ class FedDBE(Method):
         """Return one phase in which the net and the client's bias learn together."""
         if ctx.stage == "means":
             return ()
-        return (Phase(("all", "own.bias"), epochs=ctx.task.training.local_epochs),)
+        return (Phase(("all", "own.bias")),)
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Common, ctx: Context) -> Tensor:
         """Return the task's loss of z + bias, plus kappa times MSE(mean of z, consensus), ().

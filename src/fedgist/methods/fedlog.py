@@ -114,7 +114,7 @@ class FedLog(Method):
         """Return one phase in which only the body learns (eq. 12)."""
         if ctx.stage == "exchange":
             return ()
-        return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
+        return (Phase(("body",)),)
 
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context

@@ -113,7 +113,7 @@ class FedLogC(Method):
         """Return one phase in which only the body learns."""
         if ctx.stage == "exchange":
             return ()
-        return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
+        return (Phase(("body",)),)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: ClassSums, ctx: Context) -> Tensor:
         """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15), ().

@@ -45,5 +45,4 @@ class FedRep(Method):
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return two phases: the head learns with a fixed body, then the body with a fixed head."""
         head, body = f"last:{self.local_layers}", f"but_last:{self.local_layers}"
-        epochs = ctx.task.training.local_epochs
-        return Phase((head,), epochs=self.head_epochs), Phase((body,), epochs=epochs)
+        return Phase((head,), epochs=self.head_epochs), Phase((body,))

@@ -381,7 +381,7 @@ class RepShare(PeerMethod):
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return one phase in which the net and a learned discriminator learn together."""
         learns = ("all",) if self.discriminator == "classifier" else ("all", "own.form")
-        return (Phase(learns, epochs=ctx.task.training.local_epochs),)
+        return (Phase(learns),)
 
     def loss(
         self,

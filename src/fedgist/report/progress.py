@@ -78,7 +78,8 @@ class Plain:
         if self.column in line:
             text = score_text(line[self.column], self.measure)
             score = f"  {self.measure.title.lower()} {text}"
-        loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
+        # exactly 0 is the mean over no row: no phase learned anything
+        loss = f"  loss {line['train/loss']:.4f}" if line.get("train/loss") else ""
         sent = (
             f"  up {bytes_text(line['comm/up_bytes'])}  down {bytes_text(line['comm/down_bytes'])}"
         )

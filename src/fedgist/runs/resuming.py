@@ -252,7 +252,12 @@ def _round_settings(
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]
     phases = [
-        [side.method.phases(context(side, number, stage)) for stage in stages[0]] for side in sides
+        [
+            side.method.phases(replace(context(side, number, stage), architecture=name))
+            for stage in stages[0]
+            for name in side.task.architectures
+        ]
+        for side in sides
     ]
     # a server's own learning rate, for instance
     numbers = [side.method.report(start, context(side, number, EVALUATE)) for side in sides]

@@ -9,5 +9,14 @@
 from fedgist.core.own_objective_check import check_objective
 from fedgist.testing.laws import LAWS, Law, LawError, check_laws
 from fedgist.testing.method_under_test import MethodUnderTest
+from fedgist.testing.reduction import check_reduces_to
 
-__all__ = ["LAWS", "Law", "LawError", "MethodUnderTest", "check_laws", "check_objective"]
+__all__ = [
+    "LAWS",
+    "Law",
+    "LawError",
+    "MethodUnderTest",
+    "check_laws",
+    "check_objective",
+    "check_reduces_to",
+]

@@ -101,10 +101,9 @@ class TwoStages(Method):
         """Return phases for the second stage only: the head learns, then the body."""
         if ctx.stage == "scale":
             return ()
-        epochs = ctx.task.training.local_epochs
         slow = Optimizer("momentum", lr=0.01)
         head = Phase(("head",), steps=2, loss=self.smoothed, optimizer=slow, remembers="epoch")
-        return (head, Phase(("body",), epochs=epochs))
+        return (head, Phase(("body",)))
 
     def smoothed(self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context) -> Tensor:
         """Return the task's loss at half the logits, (): the loss of one phase only."""
@@ -209,7 +208,7 @@ class Relay(Method):
         if ctx.stage == "exchange":
             return ()
         learned = ("all", "own.bias")
-        return (Phase(learned, epochs=ctx.task.training.local_epochs, remembers="run"),)
+        return (Phase(learned, remembers="run"),)
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Sketch, ctx: Context) -> Tensor:
         """Return the task's loss plus a pull toward the others' means, if there are any."""

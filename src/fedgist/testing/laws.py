@@ -29,9 +29,13 @@ from fedgist.engines.server_check import sums_of
 from fedgist.errors import FedgistError, MethodError, TooFewRepliesError, first_line, one_of
 from fedgist.runs.columns import over_clients
 from fedgist.testing.method_under_test import MethodUnderTest
+from fedgist.testing.server_laws import SERVER_LAWS
+from fedgist.testing.small_nets import NORMED
 from fedgist.testing.small_worlds import (
     federation,
     local_engine,
+    nets,
+    sections,
     state_of,
     trace,
     without_times,
@@ -63,7 +67,13 @@ class Law:
 
 
 def check_laws(
-    method: Method, only: Sequence[str] = (), objective: Objectives = "classes"
+    method: Method,
+    only: Sequence[str] = (),
+    objective: Objectives = "classes",
+    *,
+    model: Mapping[str, object] | None = None,
+    architectures: Literal[1, 2] = 2,
+    frozen: bool = False,
 ) -> list[str]:
     """Try the laws on a method; return the names of those that were tried.
 
@@ -75,6 +85,13 @@ def check_laws(
         Numbers of laws (``"1"``, ``"12"``): by default all.
     objective
         The task of the laws' world: ``classes``, ``regression`` or ``multilabel``.
+    model
+        The clients' model, as a recipe's ``[model]``: ``{"name": "cnn", "channels": [4, 4]}``, or
+        ``{"name": "mypackage.models:factory"}``. The default are small multilayer perceptrons.
+    architectures
+        Number of architectures, 1 or 2, for a method that needs clients with one model.
+    frozen
+        Whether the bodies are frozen, for a method that needs it.
 
     Raises
     ------
@@ -87,7 +104,9 @@ def check_laws(
     for number in only:
         one_of(number, numbers, "law")
     one_of(objective, ("classes", "regression", "multilabel"), "objective of the laws")
-    subject = MethodUnderTest(method, {"objective": {"name": objective}})
+    one_of(str(architectures), ("1", "2"), "number of architectures of the laws")
+    about = sections(method, model=model, architectures=architectures, frozen=frozen)
+    subject = MethodUnderTest(method, {"objective": {"name": objective}, **about})
     try_law(Law("0 every function keeps to the vocabulary", keeps_to_the_vocabulary), subject)
     chosen = [law for law, number in zip(LAWS, numbers, strict=True) if not only or number in only]
     for law in chosen:
@@ -323,6 +342,18 @@ def resumed_equals_uninterrupted(subject: MethodUnderTest) -> None:
     assert equal(named(back), named(server)), "the server's state does not read back as itself"
 
 
+def normed_nets_keep_the_laws(subject: MethodUnderTest) -> None:
+    """Try laws 1, 3, 8 and 9 on nets with batch norm and dropout."""
+    own = subject.sections.get("architectures"), subject.sections.get("model")
+    if any(own):
+        return  # the method is tried on its own nets
+    about = nets(subject.method, NORMED, alone="architectures" in subject.sections)
+    normed = MethodUnderTest(subject.method, {**subject.sections, **about})
+    for law in LAWS:
+        if law.name.split()[0] in {"1", "3", "8", "9"}:
+            law.try_on(normed)
+
+
 LAWS = (
     Law("1 stacked and one by one agree", stacking_changes_nothing),
     Law("2 the order of clients does not matter", order_does_not_matter),
@@ -334,4 +365,6 @@ LAWS = (
     Law("8 inputs are not mutated", inputs_stay),
     Law("9 resumed equals uninterrupted", resumed_equals_uninterrupted),
     *(Law(name, try_on) for name, try_on in {**GATE_LAWS, **WIRE_LAWS}.items()),
+    Law("13 batch norm and dropout change no law", normed_nets_keep_the_laws),
+    *(Law(name, try_on) for name, try_on in SERVER_LAWS.items()),
 )

@@ -33,6 +33,7 @@ FEATURES = 6
 #: The number of rows of each client: one has a single row, and none has every class.
 SIZES = (11, 1, 7, 4, 9)
 TEST_ROWS = 30
+SHARES = {"wide": 0.4, "flat": 0.6}  # the architectures' shares of the clients
 ALONE = Plan(1, stack=False)
 PAIRS = Plan(2)
 
@@ -96,7 +97,7 @@ def world(
         "train": TRAIN,
         "engine": {"workers": 1, "checkpoint_every": 1},
     }
-    if not raw["clients"]["architectures"]:
+    if not raw["clients"]["architectures"] and "name" not in sections.get("model", {}):
         raw["model"] = {"name": "mlp", "hidden": [5]}
     objects: dict[str, Any] = {"data": blobs(), "clients": rows()}
     objects["public"] = public_rows()
@@ -120,14 +121,46 @@ def world_of(recipe: Recipe, given: Overrides | None = None) -> World:
     return make_world(resolve(recipe, given))
 
 
-def two_architectures(method: Method) -> dict[str, Any]:
+def two_architectures(method: Method) -> dict[str, dict[str, object]]:
     """Return two models with features of one width, or none if the method merges clients."""
     if method.merges_clients:
         return {}
     return {
-        "wide": {"model": "mlp", "hidden": [7, 6, 5], "share": 0.4},
-        "flat": {"model": "mlp", "hidden": [6, 5], "share": 0.6},
+        "wide": {"model": "mlp", "hidden": [7, 6, 5], "share": SHARES["wide"]},
+        "flat": {"model": "mlp", "hidden": [6, 5], "share": SHARES["flat"]},
     }
+
+
+def nets(
+    method: Method, tables: Mapping[str, Mapping[str, object]], *, alone: bool = False
+) -> dict[str, object]:
+    """Return the sections of a world whose clients have these architectures.
+
+    They have only the first if ``alone``, or if the method merges clients.
+    """
+    if not (alone or method.merges_clients):
+        return {"architectures": {name: dict(table) for name, table in tables.items()}}
+    table = {k: v for k, v in next(iter(tables.values())).items() if k != "share"}
+    return {"architectures": {}, "model": {"name": table.pop("model"), **table}}
+
+
+def sections(
+    method: Method, *, model: Mapping[str, object] | None, architectures: int, frozen: bool
+) -> dict[str, object]:
+    """Return the sections of a world as :func:`fedgist.testing.check_laws` is told; {}: as usual.
+
+    With two ``architectures``, 2 of 5 clients and the others have models of their own.
+    """
+    if model is None and architectures == len(SHARES) and not frozen:
+        return {}
+    about: dict[str, object] = {"frozen": True} if frozen else {}
+    one_model: dict[str, object] = {"model": {**(model or {}), **about}, "architectures": {}}
+    if architectures == 1 or method.merges_clients:
+        return one_model
+    if model is None:
+        return nets(method, {n: {**t, **about} for n, t in two_architectures(method).items()})
+    table = {("model" if k == "name" else k): v for k, v in model.items()}
+    return nets(method, {n: {**table, **about, "share": s} for n, s in SHARES.items()})
 
 
 def law_world(method: Method, **sections: Any) -> World:

@@ -24,6 +24,7 @@ from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.privacy import PrivateSteps
 from fedgist.core.training import Life, Optimizer
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
+from fedgist.errors import MethodError
 from fedgist.training.captured_step import captured
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import private_gradients, with_noise
@@ -37,7 +38,7 @@ def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, Optim
     return {
         f"{ctx.stage}-{index}": optim.init(phase.optimizer or ctx.task.training.optimizer, tensors)
         for index, phase in enumerate(method.phases(ctx))
-        if _life(phase, ctx) == "run" and (tensors := _learned(phase, clients))
+        if _life(phase, ctx) == "run" and (tensors := learned(phase, clients.net, clients.own))
     }
 
 
@@ -62,20 +63,38 @@ def _life(phase: Phase, ctx: Context) -> Life:
     return phase.remembers or ctx.task.training.memory
 
 
-def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
-    layers = clients.net.arch.layers
+def learned(phase: Phase, net: Net, own: Tree) -> dict[str, Tensor]:
+    """Return the tensors that a phase learns, of any shape, by name.
+
+    ``"own.v"`` names a tensor of the own state, or all tensors of a tree or dictionary.
+
+    Raises
+    ------
+    MethodError
+        If the phase names something that does not exist, or that holds no real numbers.
+    """
     parts = [part for part in phase.learns if is_part(part)]
-    own_arrays = {_own_name(path): value for path, value in named(clients.own).items()}
-    wanted = [name for name in phase.learns if name not in parts]
-    if unknown := [p for p in wanted if p not in own_arrays]:
-        choices = ", ".join([*KNOWN, *own_arrays])
-        raise ValueError(f"a phase learns {unknown[0]!r}, which does not exist; known: {choices}")
-    net = {
+    own_arrays = {_own_name(path): value for path, value in named(own).items()}
+    out = {
         name: value
-        for name, value in clients.net.params.items()
-        if any(layers.holds(part, name) for part in parts)
+        for name, value in net.params.items()
+        if any(net.arch.layers.holds(part, name) for part in parts)
     }
-    return net | {name: own_arrays[name] for name in wanted}
+    for wanted in phase.learns:
+        below = {n: a for n, a in own_arrays.items() if f"{n}.".startswith(f"{wanted}.")}
+        if not below and wanted not in parts:
+            fields = dict.fromkeys(OWN + path.split(SEPARATOR)[0] for path in named(own))
+            choices = ", ".join([*KNOWN, *fields])
+            raise MethodError(
+                f"a phase learns {wanted!r}, which does not exist; choices: {choices}"
+            )
+        if strange := [n for n, a in below.items() if not a.is_floating_point()]:
+            kind = str(below[strange[0]].dtype).removeprefix("torch.")
+            raise MethodError(
+                f"a phase learns {strange[0]}, which is {kind}: only floats can learn"
+            )
+        out |= below
+    return out
 
 
 def _install(net: Net, own: Tree, values: Mapping[str, Tensor]) -> tuple[Net, Tree]:
@@ -93,18 +112,18 @@ def _phase(
 ) -> tuple[Clients, Tensor]:
     """Train through one phase; return the clients and (K, 2): sums of losses, and rows seen."""
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
-    learned = _learned(phase, clients)
-    if not learned:  # a body without parameters
+    values = learned(phase, clients.net, clients.own)
+    if not values:  # a body without parameters
         return clients, seen
-    shared = _are_shared(cohort, optimizer, learned)
+    shared = _are_shared(cohort, optimizer, values)
     if not shared:
-        learned = map_leaves(_contiguous, learned)
+        values = map_leaves(_contiguous, values)
     keys, life = random.fold(cohort.keys_on_cpu, "phase", name), _life(phase, cohort.ctx)
     turns, step_keys = timetable(cohort, phase, keys, life, kept=name in clients.memory)
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
-    memory = _memory(clients.memory.get(name), optimizer, learned)
-    step = _Step(cohort, phase, optimizer, clients, learned, memory, shared=shared)
+    memory = _memory(clients.memory.get(name), optimizer, values)
+    step = _Step(cohort, phase, optimizer, clients, values, memory, shared=shared)
     take_step = captured(step, cohort, turns)
     rows_and_keys = (
         (rows, step_keys[s, : len(rows)])
@@ -117,7 +136,7 @@ def _phase(
         losses = take_step(batch, keys_now, turn)
         seen[: turn.count, 0] += losses * present
         seen[: turn.count, 1] += present
-    net, own = _install(clients.net, clients.own, learned)
+    net, own = _install(clients.net, clients.own, values)
     kept = clients.memory | ({name: memory} if life == "run" else {})
     return Clients(net, own, kept), seen
 

@@ -26,7 +26,7 @@ from platformdirs import user_cache_path
 from pydantic import Field
 
 from fedgist.core.compiled.kernel_library import Compiled
-from fedgist.errors import first_line
+from fedgist.errors import cut, first_line
 
 Convolutions = Literal["each", "stacked"]
 LIKELY = 16  # the size near this one is tried first
@@ -80,7 +80,7 @@ def why_alone(try_out: Callable[[Plan], object], convolutions: Convolutions) -> 
             try_out(Plan(2, convolutions))
     except Exception as error:  # noqa: BLE001  # a user's model may fail in any way
         try_out(Plan(1, stack=False))  # if it also fails unstacked, the user sees this error
-        return f"runs client by client: {first_line(error)[:200]}"
+        return f"runs client by client: {cut(first_line(error), 200)}"
     return ""
 
 

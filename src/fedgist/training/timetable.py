@@ -74,7 +74,8 @@ def batches_of(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterato
     """
     training, steps = cohort.ctx.task.training, cohort.private_steps
     if steps is None:
-        made = schedule(cohort.table_on_cpu, keys, training.batch_size, phase.epochs, phase.steps)
+        epochs = phase.passes(training)
+        made = schedule(cohort.table_on_cpu, keys, training.batch_size, epochs, phase.steps)
         # clients are sorted by steps, so the active clients of a step come first
         counts = (made >= 0).any(2).sum(0).tolist()
         widths = None if cohort.stack else (made[0] >= 0).sum(1).tolist()
@@ -83,7 +84,7 @@ def batches_of(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterato
             yield made[:count, s, : None if widths is None else widths[s]]
         return
     # all clients take every step, with or without drawn rows, so that draws stay secret
-    for s in range(steps.count(phase.epochs) if phase.steps is None else phase.steps):
+    for s in range(steps.count(phase.passes(training)) if phase.steps is None else phase.steps):
         draws = cohort.private_draws(cohort.table.shape[1], "rows", name, s)
         yield drawn_rows(cohort.table, draws, steps.rate)
 
@@ -99,7 +100,9 @@ def steps_per_epoch(cohort: Cohort) -> Tensor:
 def _steps_of_each(cohort: Cohort, phase: Phase) -> Tensor:
     """Return each client's number of steps in a phase, (K,) on the CPU."""
     steps, counts = cohort.private_steps, (cohort.table_on_cpu >= 0).sum(1)
+    training = cohort.ctx.task.training
+    epochs = phase.passes(training)
     if steps is not None:
-        total = steps.count(phase.epochs) if phase.steps is None else phase.steps
+        total = steps.count(epochs) if phase.steps is None else phase.steps
         return torch.full_like(counts, total)
-    return steps_of(counts, cohort.ctx.task.training.batch_size, phase.epochs, phase.steps)
+    return steps_of(counts, training.batch_size, epochs, phase.steps)

@@ -230,7 +230,24 @@ def _group(model: NamedModel, sizes: Sizes) -> ClientGroup:
         return replace(group, build=build, note=note)
     if section.init == "truncated_normal":
         group = replace(group, build=truncated_normal(group.build))
-    return replace(group, note=RANDOM.format(label)) if section.frozen else group
+    is_own = ":" in section.name  # a factory may load weights of its own
+    is_random = section.frozen and (not is_own or _draws_its_body(group, sizes, label))
+    return replace(group, note=RANDOM.format(label)) if is_random else group
+
+
+def _draws_its_body(group: ClientGroup, sizes: Sizes, label: str) -> bool:
+    """Return whether the body depends on torch's generator, and not only the head."""
+    bodies = []
+    for seed in (0, 1):
+        with random.torch_draws(seed):
+            module = group.build()
+        try:
+            head, _ = head_of(module, sizes.outputs, label, group.head)
+        except ValueError:  # there is no such head, as its architecture will say
+            return True
+        arrays = module.state_dict().items()
+        bodies.append({n: a for n, a in arrays if not n.startswith(f"{head}.")})
+    return any(not torch.equal(array, bodies[1][name]) for name, array in bodies[0].items())
 
 
 def _projected(group: ClientGroup, width: int | None, sizes: Sizes, label: str) -> ClientGroup:

@@ -311,16 +311,19 @@ def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tupl
 
 
 def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
-    """Return a client's number of private steps per round, from round 0; () without such steps."""
+    """Return a client's most private steps per round, from round 0; () without such steps."""
     assert task.privacy is not None  # that of the caller
     steps = task.privacy.steps
     if steps is None:
         return ()
     return tuple(
-        sum(
-            steps.count(phase.epochs) if phase.steps is None else phase.steps
-            for ctx in _stages(method, task, number)
-            for phase in method.phases(ctx)
+        max(
+            sum(
+                steps.count(phase.passes(task.training)) if phase.steps is None else phase.steps
+                for ctx in _stages(method, task, number)
+                for phase in method.phases(replace(ctx, architecture=name))
+            )
+            for name in task.architectures
         )
         for number in range(task.training.num_rounds + 1)
     )

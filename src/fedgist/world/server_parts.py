@@ -126,6 +126,7 @@ def task_of(
         objective,
         test_sets,
         main=next(iter(models.architectures)),
+        common_starts=setup.clients.init == "shared",
         min_replies=setup.privacy.min_replies,
         max_norm=setup.clients.max_norm or math.inf,
         max_rows=setup.clients.max_rows or MOST_ROWS,

@@ -53,7 +53,7 @@ def fresh_memory(params: Mapping[str, Tensor]) -> OptimizerState:
     """
     if not params:
         return OptimizerState({}, {}, torch.zeros(1, dtype=torch.int64))
-    return optim.init(Optimizer(), _stacked(params))
+    return optim.init(Optimizer("adam", lr=0.0), _stacked(params))
 
 
 def gradient_step(

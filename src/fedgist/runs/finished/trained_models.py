@@ -235,7 +235,9 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     data = data_of_client(world.server.setup.data.normalize, world.data, world.partition, number)
-    return ClientModel(method, cpu.net, cpu.own, down, ctx, _with_ranges(world, data))
+    at_client = replace(ctx, architecture=order.architecture)
+    described = _with_ranges(world, data)
+    return ClientModel(method, cpu.net, cpu.own, down, at_client, described)
 
 
 def _with_ranges(world: World, data: Dataset) -> Dataset:
