@@ -233,7 +233,10 @@ def test_any_failure_of_a_site_is_a_refusal_without_its_text(
 
         with monkeypatch.context() as patch:
             patch.setattr(site.host, "train", training)
-            assert answer(site, request(small, 1)) == ("refusal", "the site failed: RuntimeError")
+            assert answer(site, request(small, 1)) == (
+                "refusal",
+                "it failed; the site's log says why",
+            )
         assert "patient 4711" in caplog.text
     site.consent = Decides()
     # the site goes on from the state before

@@ -30,7 +30,7 @@ from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
-from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.engines.envelope import Header, refusal, seal, unseal
 from fedgist.engines.message_form import asks_clients, download_form
 from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import MessageError, MethodError
@@ -136,7 +136,7 @@ class Site:
     def handle(self, envelope: bytes) -> bytes:
         """Answer an envelope with a reply, or with a refusal and its reason.
 
-        Any failure of the site is a refusal, too. The server reads the type of the error alone,
+        Any failure of the site is a refusal, too. The server reads the kind of the error alone,
         because its text may show rows; the text stays in the site's own log.
         """
         header = Header(
@@ -149,7 +149,7 @@ class Site:
         )
         try:
             request, messages = unseal(envelope, self._limit(len(envelope)))
-            header = request.model_copy(update={"purpose": "refusal", "messages": {}})
+            header = request
             down = self._download(request, messages)
             if request.purpose == "finish":
                 return self._finish(request, down)
@@ -157,11 +157,10 @@ class Site:
                 return self._score(request, down)
             return self._train(request, down)
         except MessageError as error:
-            reason = str(error)[:500]
+            return refusal(header, error)
         except Exception as error:
             LOG.exception("round %d, stage %s failed", header.round, header.stage)
-            reason = f"the site failed: {type(error).__name__}"
-        return seal(header.model_copy(update={"purpose": "refusal", "reason": reason}), {})
+            return refusal(header, error)
 
     def state(self) -> SiteState:
         """Return the state for a restart."""
@@ -290,13 +289,15 @@ class Site:
         before = self.released.get(key)
         if before is not None and (before != digest or privacy.source == "system"):
             raise MessageError(
-                f"the release of round {key[0]} was made: another one would cost more privacy"
+                f"the release of round {key[0]} was made: another one would cost more privacy",
+                "state",
             )
 
     def _check_repeatable(self, key: StageKey) -> None:
         if key <= self.forgotten:
             raise MessageError(
-                f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
+                f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered",
+                "state",
             )
 
     def _go_back(self, key: StageKey) -> None:
@@ -321,7 +322,7 @@ class Site:
             trained.refused
         ):  # the site validates as the server does: it does not send an invalid upload
             reason = f"the upload is not valid: {trained.refused[0]}"
-            return seal(request.model_copy(update={"purpose": "refusal", "reason": reason}), {})
+            return refusal(request, MessageError(reason, "work"))
         summed = reduction(type(trained.message)) == "sum"
         messages = {"upload": trained.message if summed else take(trained.message, 0)}
         if self.settings.share_measurements:
@@ -335,7 +336,7 @@ class Site:
 
     def _score(self, request: Header, down: Tree) -> bytes:
         if not self.settings.share_measurements:
-            raise MessageError("this site keeps its scores to itself")
+            raise MessageError("this site keeps its scores to itself", "policy", "scores_leave")
         assert request.split is not None  # checked with the download
         tables = self.host.score(self._sent(request, down), request.split)
         messages = {f"score-{model}": score_of(table) for model, table in tables.items()}

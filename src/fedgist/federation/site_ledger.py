@@ -91,7 +91,8 @@ class Ledger:
             if later.epsilon > limit * (1 + NEARLY):
                 raise MessageError(
                     f"round {spent.round} would spend more than this site's epsilon {limit:g}: "
-                    f"{account.epsilon:.4g} are spent, and {later.epsilon:.4g} would be"
+                    f"{account.epsilon:.4g} are spent, and {later.epsilon:.4g} would be",
+                    "budget",
                 )
             if later != account or data not in accounts.accounts:
                 self._write(accounts, data, later)
@@ -113,7 +114,8 @@ class Ledger:
         try:
             lock.acquire()
         except Timeout as error:
-            raise SiteError(f"{self.folder / LEDGER} is in use by another process") from error
+            text = f"{self.folder / LEDGER} is in use by another process"
+            raise SiteError(text, "work") from error
         try:
             yield self._read()
         finally:

@@ -28,24 +28,40 @@ def check_names(recipe: Recipe, site: SiteFile) -> None:
     allowed = policy.methods or tuple(METHODS)
     method = base_name(recipe.method.name)
     if method not in allowed and recipe.method.name not in allowed and method not in policy.code:
-        raise SiteError(f"{file}: policy.methods accepts {listed(allowed)}, not {shown(method)}")
+        raise SiteError(
+            f"{file}: policy.methods accepts {listed(allowed)}, not {shown(method)}",
+            "policy",
+            "methods",
+        )
     if strange := [place for place in own_places(recipe) if place not in policy.code]:
         raise SiteError(
             f"the recipe names code of its own, {shown(strange[0])}, which policy.code in {file} "
-            "does not list"
+            "does not list",
+            "policy",
+            "code",
         )
     clients = recipe.clients
     tables = [*clients.architectures.values(), *clients.pools.values()]
     weights = any(isinstance(table, dict) and table.get("weights") for table in tables)
     if weights or (recipe.model is not None and recipe.model.weights is not None):
-        raise SiteError("model.weights names a file, which a server may not do at a site")
+        raise SiteError(
+            "model.weights names a file, which a server may not do at a site",
+            "plan",
+            "model.weights",
+        )
     if clients.graph.path is not None:
-        raise SiteError("clients.graph.path names a file, which a server may not do at a site")
+        raise SiteError(
+            "clients.graph.path names a file, which a server may not do at a site",
+            "plan",
+            "clients.graph.path",
+        )
     stated = {} if recipe.data.public is None else recipe.data.public.options
     if files := [key for key in FILES if key in stated and key not in site.table.public]:
         raise SiteError(
             f"data.public.{files[0]} names a file, which a server may not do at a site: name the "
-            f"site's own copy in [public] of {file}"
+            f"site's own copy in [public] of {file}",
+            "plan",
+            f"data.public.{files[0]}",
         )
 
 
@@ -59,7 +75,9 @@ def check_approved(recipe: Recipe, site: SiteFile) -> None:
         if ours.get(key) != theirs.get(key):
             raise SiteError(
                 f"the server's recipe has {key} = {shown(theirs.get(key))}, and the approved "
-                f"{site.policy.recipe} has {shown(ours.get(key))}"
+                f"{site.policy.recipe} has {shown(ours.get(key))}",
+                "policy",
+                "recipe",
             )
 
 
@@ -77,17 +95,23 @@ def check_run(setup: Setup, site: SiteFile) -> None:
     policy, rounds, privacy = site.policy, setup.train.num_rounds, setup.privacy
     if policy.most_rounds is not None and rounds > policy.most_rounds:
         raise SiteError(
-            f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds"
+            f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds",
+            "policy",
+            "most_rounds",
         )
     if policy.epsilon is None:
         return
     budget = f"{site.file}: policy.epsilon = {policy.epsilon:g}"
     if privacy.unit == "none":
-        raise SiteError(f"{budget}, and the run has no differential privacy (privacy.unit)")
+        raise SiteError(
+            f"{budget}, and the run has no differential privacy (privacy.unit)", "policy", "epsilon"
+        )
     if privacy.where == "central" and not policy.trust_server:
         raise SiteError(
             f"{budget}, and the server would add the noise (privacy.where = 'central'): "
-            "policy.trust_server = true accepts that"
+            "policy.trust_server = true accepts that",
+            "policy",
+            "trust_server",
         )
 
 
@@ -116,7 +140,8 @@ class ReleasePolicy:
         if request.round <= self.lost:
             raise MessageError(
                 f"round {request.round} was charged before this site lost its state: its release "
-                "may have been made"
+                "may have been made",
+                "state",
             )
         epsilon = self.budget.epsilon(request.round)
         spent = Spent(epsilon=epsilon, delta=self.budget.delta, round=request.round)
@@ -128,7 +153,9 @@ class ReleasePolicy:
         if most is not None and len(reply) > most:
             raise MessageError(
                 f"the reply of round {request.round} has {len(reply)} bytes; this site sends at "
-                f"most {most}"
+                f"most {most}",
+                "policy",
+                "largest_upload",
             )
 
 

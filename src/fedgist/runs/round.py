@@ -328,6 +328,8 @@ class Federation:
         for column, split in splits:
             scores = self.engine.score(ctx, orders, downs, split)
             line |= evaluation.columns(scores, column)
+            if column == "client":
+                line |= evaluation.unscored(scores, self.side.client_names)
             if column != "train":
                 details += evaluation.per_client(scores, number, column)
         return details
