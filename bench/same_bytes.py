@@ -67,7 +67,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "flesd, public rows": ("demo", "method.name=flesd", *PUBLIC, "clients.architectures={}"),
 }
-NEW = ("events", "name", "model", "unscored")
+NEW = ("events", "name", "model", "unscored", "clients/complete", "clients/expected")
 RESUMED = "fedlog, stopped by the old commit"
 
 
@@ -161,7 +161,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
         for key in [key for key in line if key.startswith("time/")]:
             del line[key]
         # new: that a run went on, who a client is, over how many clients a mean is
-        for key in [key for key in line if key in NEW or key.startswith("eval/") and counts(key)]:
+        for key in [key for key in line if key in NEW or (key.startswith("eval/") and counts(key))]:
             del line[key]
     return lines
 

@@ -33,7 +33,6 @@ from fedgist.federation.run_plan import (
     recipe_text,
 )
 from fedgist.federation.run_state import (
-    PARTICIPANTS,
     RunStateFile,
     SiteStatus,
     StatusBoard,
@@ -48,7 +47,7 @@ from fedgist.runs import atomic_files as files
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.record import RECIPE
 from fedgist.runs.round import Federation, Observer, start_server
-from fedgist.runs.run_directory import FEDERATION_STATE, locked
+from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS, locked
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.server_context import ServerContext
 

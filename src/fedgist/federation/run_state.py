@@ -23,7 +23,6 @@ from fedgist.runs.run_directory import FEDERATION_STATE
 
 LOG = logging.getLogger(__name__)
 STATUS = "federation.json"
-PARTICIPANTS = "participants.csv"
 
 
 class RunState(BaseModel):

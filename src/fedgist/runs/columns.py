@@ -26,6 +26,8 @@ from fedgist.core.metrics import ALL_ROWS, LOSS, METRICS, PROBES_BESIDE, Metric
 MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"
 COUNT, MISSING, COUNT_OF = "count", "missing", "_count"
+# of a round in which not all replied: clients that did in all stages, and clients that were needed
+COMPLETE, EXPECTED = "clients/complete", "clients/expected"
 UNSCORED = "unscored"  # key of a line: the clients without a score, with the reasons
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
