@@ -313,6 +313,7 @@ def federation_view(
     facts = {
         "address": federation.address,
         "round": _number(federation.round),
+        "scored": federation.scored,
         "attempt": _number(federation.attempt) if federation.attempt != 1 else NONE,
         "run": federation.run,
         "written": NONE if age is None else f"{_age(age)} ago",
