@@ -28,41 +28,29 @@ def check_names(recipe: Recipe, site: SiteFile) -> None:
     allowed = policy.methods or tuple(METHODS)
     method = base_name(recipe.method.name)
     if method not in allowed and recipe.method.name not in allowed and method not in policy.code:
-        raise SiteError(
-            f"{file}: policy.methods accepts {listed(allowed)}, not {shown(method)}",
-            "policy",
-            "methods",
-        )
+        text = f"{file}: policy.methods accepts {listed(allowed)}, not {shown(method)}"
+        raise SiteError(text, "policy", "methods")
     if strange := [place for place in own_places(recipe) if place not in policy.code]:
-        raise SiteError(
+        text = (
             f"the recipe names code of its own, {shown(strange[0])}, which policy.code in {file} "
-            "does not list",
-            "policy",
-            "code",
         )
+        raise SiteError(f"{text}does not list", "policy", "code")
     clients = recipe.clients
     tables = [*clients.architectures.values(), *clients.pools.values()]
     weights = any(isinstance(table, dict) and table.get("weights") for table in tables)
     if weights or (recipe.model is not None and recipe.model.weights is not None):
-        raise SiteError(
-            "model.weights names a file, which a server may not do at a site",
-            "plan",
-            "model.weights",
-        )
+        raise _names_a_file("model.weights")
     if clients.graph.path is not None:
-        raise SiteError(
-            "clients.graph.path names a file, which a server may not do at a site",
-            "plan",
-            "clients.graph.path",
-        )
+        raise _names_a_file("clients.graph.path")
     stated = {} if recipe.data.public is None else recipe.data.public.options
     if files := [key for key in FILES if key in stated and key not in site.table.public]:
-        raise SiteError(
-            f"data.public.{files[0]} names a file, which a server may not do at a site: name the "
-            f"site's own copy in [public] of {file}",
-            "plan",
-            f"data.public.{files[0]}",
-        )
+        cure = f": name the site's own copy in [public] of {file}"
+        raise _names_a_file(f"data.public.{files[0]}", cure)
+
+
+def _names_a_file(key: str, cure: str = "") -> SiteError:
+    text = f"{key} names a file, which a server may not do at a site{cure}"
+    return SiteError(text, "plan", key)
 
 
 def check_approved(recipe: Recipe, site: SiteFile) -> None:

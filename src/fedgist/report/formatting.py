@@ -10,14 +10,14 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import printable
 from fedgist.runs.columns import COMPLETE, EXPECTED
+from fedgist.runs.record import Line
 
 MINUTE = 60  # seconds in a minute, and minutes in an hour
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -33,7 +33,7 @@ def score_text(value: float | None, measure: Metric) -> str:
     return percent(None) if value is None or math.isnan(value) else measure.text(value)
 
 
-def replies(line: Mapping[str, Any]) -> str:
+def replies(line: Line) -> str:
     """Return how many clients of a round replied; an empty text if all did, or it is not known.
 
     Of a round of before the column of clients, it is the number of replies in all stages.
