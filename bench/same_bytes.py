@@ -67,6 +67,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "flesd, public rows": ("demo", "method.name=flesd", *PUBLIC, "clients.architectures={}"),
 }
+NEW = ("events", "name", "model", "unscored", "clients/complete", "clients/expected")
 RESUMED = "fedlog, stopped by the old commit"
 
 
@@ -159,9 +160,15 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     for line in lines:
         for key in [key for key in line if key.startswith("time/")]:
             del line[key]
-        for key in ("events", "name", "model"):  # that a run went on; who a client is: new
-            line.pop(key, None)
+        # new: that a run went on, who a client is, over how many clients a mean is
+        for key in [key for key in line if key in NEW or (key.startswith("eval/") and counts(key))]:
+            del line[key]
     return lines
+
+
+def counts(column: str) -> bool:
+    """Return whether a column of an evaluation counts clients."""
+    return column.endswith(("/count", "/missing", "_count"))
 
 
 def lines_that_differ(old: Path, new: Path) -> list[str]:

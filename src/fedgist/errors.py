@@ -31,43 +31,69 @@ import shlex
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
+#: Why a site refuses: its owner's policy, its privacy budget, the server's plan or recipe, its
+#: rows, its stored state, the request itself, or a failure of its own work.
+RefusalKind = Literal["policy", "budget", "plan", "rows", "state", "message", "work"]
+#: The kinds that asking again cannot change.
+FINAL: frozenset[RefusalKind] = frozenset({"policy", "budget", "plan", "rows", "state"})
 WIDEST = 80  # maximal number of characters of a value in a message
 
 
 class FedgistError(Exception):
-    """Any error that fedgist itself raises."""
+    """Any error that fedgist itself raises.
+
+    At a site, ``kind`` is the kind of the refusal that the error becomes. ``key`` names the setting
+    behind it, such as ``most_rounds``. Both may leave the site; the text may show rows.
+    """
+
+    kind: RefusalKind = "work"
+    key: str = ""
 
 
 class InputError(FedgistError, ValueError):
     """An argument, a recipe or a file cannot be used; the message is one line of printable text."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, kind: RefusalKind | None = None, key: str = "") -> None:
         super().__init__(printable(message))
+        self.kind, self.key = kind or self.kind, key
 
 
 class RecipeError(InputError):
     """A recipe, or an object that replaces a part of it, cannot be used."""
 
+    kind = "plan"
+
 
 class DataError(InputError):
     """A data set or a file of examples cannot be read or used."""
+
+    kind = "rows"
 
 
 class MethodError(InputError):
     """A method breaks the ``Method`` interface, or does not fit the task."""
 
+    kind = "plan"
+
 
 class MessageError(InputError):
     """Bytes are no message, or not the expected message."""
+
+    kind = "message"
 
 
 class CheckpointError(InputError):
     """A checkpoint cannot be read."""
 
+    kind = "state"
+
 
 class SiteError(InputError):
     """A site's file or its stored state cannot be used."""
+
+    kind = "state"
 
 
 class OwnerError(SiteError):
@@ -128,6 +154,16 @@ class WorkerError(FedgistError, RuntimeError):
 
 class JobsError(FedgistError):
     """Some of many runs failed; the others are complete."""
+
+
+def kind_of(error: BaseException) -> RefusalKind:
+    """Return the kind of the refusal that an error at a site becomes."""
+    return error.kind if isinstance(error, FedgistError) else "work"
+
+
+def key_of(error: BaseException) -> str:
+    """Return the setting behind an error; an empty text if none is named."""
+    return error.key if isinstance(error, FedgistError) else ""
 
 
 def resume_command(folder: Path, *options: str) -> str:

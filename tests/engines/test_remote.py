@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedgist
+from changed_wires import ANY_SIZE, only, resealed, with_wire
 from fedgist.core import random
 from fedgist.core.message import Form, refuse
 from fedgist.core.method import Context, Nothing, Order
@@ -44,41 +45,7 @@ from fedgist.testing.small_worlds import (
 )
 from method_objects import METHOD_OBJECTS, each
 
-ANY_SIZE = 1 << 30
 SILENT = ("local", "centralized")  # these send nothing
-Change = Callable[[int, bytes], list[bytes]]
-
-
-class Meddler(LoopbackWire):
-    """A wire whose replies pass through a function first: client, bytes -> what arrives."""
-
-    def __init__(self, change: Change) -> None:
-        super().__init__({})
-        self.change = change
-
-    def exchange(
-        self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
-    ) -> Iterator[tuple[int, bytes]]:
-        replies = super().exchange(envelopes, deadline_s, largest)
-        return ((client, blob) for client, reply in replies for blob in self.change(client, reply))
-
-
-def with_wire(small_world: Any, change: Change) -> Federation:
-    wire = Meddler(change)
-    engine = loopback(small_world, ALONE, wire)
-    wire.clients = {client: site.handle for client, site in engine.sites.items()}
-    return Federation(small_world.server, engine, start_server(small_world.server))
-
-
-def resealed(blob: bytes, change: Callable[[Any], Any] | None = None, **fields: Any) -> bytes:
-    header, messages = unseal(blob, ANY_SIZE)
-    if change and "upload" in messages:
-        messages["upload"] = map_leaves(change, messages["upload"])
-    return seal(header.model_copy(update=fields), messages)
-
-
-def only(client: int, change: Callable[[bytes], list[bytes]]) -> Change:
-    return lambda sender, blob: change(blob) if sender == client else [blob]
 
 
 BAD: list[tuple[Callable[[bytes], list[bytes]], str]] = [
@@ -290,7 +257,11 @@ def test_a_score_that_is_none_is_missing_and_the_others_count(spoil: dict[str, A
 
     line, details = with_wire(world("local"), change).advance()
     assert [entry["client"] for entry in details] == [0, 2, 3, 4]
-    assert not [column for column in line if "red" in column]
+    assert not [column for column in line if "[red]" in column]
+    assert (line["eval/client/count"], line["eval/client/missing"]) == (4, 1)
+    (entry,) = line["unscored"]
+    assert entry["client"] == 1
+    assert entry["reason"].startswith("its score is not valid: ")
 
 
 def test_a_client_that_is_gone_is_not_connected() -> None:

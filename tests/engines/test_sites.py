@@ -174,6 +174,9 @@ class Decides:
         self.training, self.sending = training, sending
         self.steps: list[str] = []
 
+    def before_work(self, request: Header, count: int) -> None:
+        assert count == 1
+
     def before_training(self, request: Header) -> None:
         self.steps.append("policy and charge")
         if self.training:
@@ -233,7 +236,10 @@ def test_any_failure_of_a_site_is_a_refusal_without_its_text(
 
         with monkeypatch.context() as patch:
             patch.setattr(site.host, "train", training)
-            assert answer(site, request(small, 1)) == ("refusal", "the site failed: RuntimeError")
+            assert answer(site, request(small, 1)) == (
+                "refusal",
+                "it failed; the site's log says why",
+            )
         assert "patient 4711" in caplog.text
     site.consent = Decides()
     # the site goes on from the state before

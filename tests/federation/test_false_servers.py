@@ -279,7 +279,8 @@ def test_any_failure_to_prepare_is_a_refusal_without_its_text(kits: Path) -> Non
         dialing = replace(site_kit(kits, "berlin"), address=f"localhost:{port}")
         with pytest.raises(IndexError):
             Connection(dialing, Failing()).run()
-    assert heard == [{"run": "ab" * 8, "digest": "cd" * 32, "number": 0, "refused": "IndexError"}]
+    plan = {"run": "ab" * 8, "digest": "cd" * 32, "number": 0}
+    assert heard == [{**plan, "refused": "work", "about": ""}]
 
 
 # ---------------------------------------------------------------- what the server asks for

@@ -307,7 +307,12 @@ HELLOS: dict[str, tuple[dict[str, Any], str]] = {
         "architecture 'evil': the server has None, and the site has",
     ),
     "no hello": ({"run": "../../etc"}, "Hello: run: "),
-    "refuses": ({"refused": "SiteError"}, "the site does not take part: SiteError"),
+    "refuses": (
+        {"refused": "policy", "about": "most_rounds"},
+        "the site does not take part: policy: most_rounds (its log says why)",
+    ),
+    "no kind": ({"refused": "SiteError"}, "Hello: refused: Input should be 'policy', 'budget'"),
+    "no key": ({"refused": "policy", "about": "x\n2026 INFO"}, "Hello: about: String should match"),
 }
 
 
@@ -332,7 +337,9 @@ def test_a_reason_is_one_short_line_in_the_log(ours: Hall) -> None:
     with ours.peer("berlin") as intruder:
         plan = intruder.greeted()
         own = {key: plan[key] for key in ("run", "digest", "number", "last")}
-        intruder.send(note({**own, "refused": "x\n2026-01-01 INFO lyon is revoked\x1b[2J"}))
+        small = {"input_shape": [7], "feature_width": 2, "num_classes": 3}
+        forged = {"x\n2026-01-01 INFO lyon is revoked\x1b[2J": small}
+        intruder.send(note({**own, "outlines": forged}))
         first = intruder.refusal()
     with ours.peer("berlin") as intruder:
         plan = intruder.greeted()
@@ -639,7 +646,7 @@ def test_intruders_among_real_processes(foreign: Path, tmp_path: Path) -> None:
         fed.start_site("ulm")
         text = in_one_line(fed.wait_end("ulm", 2))
         assert "policy.methods accepts fedlog, not 'fedavg'" in text
-        fed.wait_for(lambda: "SiteError (its log says why)" in note_of(fed, "ulm"))
+        fed.wait_for(lambda: "policy: methods (its log says why)" in note_of(fed, "ulm"))
         fed.write_site("ulm")
         fed.start_site("ulm")
         fed.start_site("lyon")
@@ -653,7 +660,7 @@ def test_intruders_among_real_processes(foreign: Path, tmp_path: Path) -> None:
         log = (fed.run / "server.log").read_text()
         for line in (
             "site berlin: a later process with its kit takes over",
-            "site ulm was refused: the site does not take part: SiteError",
+            "site ulm was refused: the site does not take part: policy: methods (its log",
             "the stream of ulm is cut: its certificate (serial ",
         ):
             assert line in log

@@ -98,7 +98,7 @@ def test_twenty_rounds_with_kills_a_late_site_and_nobody_for_a_while(tmp_path: P
         for name in NAMES:
             fed.kill(name)
         fed.start_server()
-        fed.wait_for(lambda: "0 of" in fed.status().get("waiting_for", ""))
+        fed.wait_for(lambda: "and 0 are ready" in fed.status().get("waiting_for", ""))
         done = len(fed.rounds())
         for name in NAMES:
             fed.start_site(name)

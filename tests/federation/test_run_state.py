@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from fedgist.engines.engine import Answer
-from fedgist.errors import FederationError
+from fedgist.engines.remote_engine import Patience
+from fedgist.errors import FederationError, Stopped
 from fedgist.federation.federation_server import RosterFile, SiteDesk
 from fedgist.federation.roster import ROSTER, Roster, write_roster
 from fedgist.federation.run_plan import Greeting, Hello, Plan, Versions, outlines
@@ -98,6 +100,7 @@ def test_a_site_that_begins_anew_is_in_the_record(tmp_path: Path) -> None:
 
     class Remote:
         method = side.method
+        patience = Patience()
 
         def ask(self, *given: Any) -> Answer:
             return Answer(events=("another",))
@@ -112,3 +115,60 @@ def test_a_site_that_begins_anew_is_in_the_record(tmp_path: Path) -> None:
         "client 1 (lyon) lost its state and begins anew",
     )
     assert engine.ask(ctx, [], []).events == ("another",)
+
+
+@pytest.mark.parametrize("lost", [{2}, {0, 2}, {0, 1, 2}])
+def test_a_round_says_from_the_start_for_whom_it_waits(lost: set[int], tmp_path: Path) -> None:
+    board, wire, shown = StatusBoard(tmp_path, "r", "t", "localhost:8443"), SiteWire(), list[str]()
+    board.sites = {number: SiteStatus(name, number) for number, name in enumerate(NAMES)}
+    stop, absent = Event(), cast("Any", None)
+
+    def say(text: str) -> None:
+        shown.append(text)
+        assert json.loads((tmp_path / STATUS).read_text())["waiting_for"] == text
+        stop.set()  # the first look is enough
+
+    section = FederationSection(least_sites=3)
+    state = RunStateFile.open(tmp_path, NAMES)
+    engine = SitesEngine(absent, wire, (), section, state, board, stop, say=say)
+    for site in {0, 1, 2} - lost:
+        wire.join(site, lambda request: None)
+    with pytest.raises(Stopped):
+        engine.online(1)
+    missing, ready = ", ".join(NAMES[site] for site in sorted(lost)), 3 - len(lost)
+    are = "is" if ready == 1 else "are"
+    assert shown == [f"waiting for {missing}; round 1 begins with 3 of 3, and {ready} {are} ready"]
+
+
+def test_after_a_restart_a_round_says_when_it_begins_at_the_latest(tmp_path: Path) -> None:
+    board, stop = StatusBoard(tmp_path, "r", "t", "localhost:8443"), Event()
+    absent: Any = None
+    board.sites = {number: SiteStatus(name, number) for number, name in enumerate(NAMES)}
+    state, wire, shown = RunStateFile.open(tmp_path, NAMES), SiteWire(), list[str]()
+    state.begin(4, [0, 1, 2])
+    section = FederationSection(least_sites=2, deadline_s=600)
+
+    def say(text: str) -> None:
+        shown.append(text)
+        stop.set()
+
+    engine = SitesEngine(absent, wire, (), section, state, board, stop, say=say)
+    for site in (0, 1):
+        wire.join(site, lambda request: None)
+    with pytest.raises(Stopped):
+        engine.online(4)
+    words = r"waiting for ulm; round 4 begins with 2 of 3 at \d\d:\d\d, or with all"
+    assert re.fullmatch(words, shown[0])
+
+
+def test_a_stage_under_way_says_whose_reply_it_waits_for(tmp_path: Path) -> None:
+    board, wire = StatusBoard(tmp_path, "r", "t", "localhost:8443"), SiteWire()
+    absent: Any = None
+    board.sites = {number: SiteStatus(name, number) for number, name in enumerate(NAMES)}
+    engine = SitesEngine(absent, wire, (), FederationSection(), absent, board, Event())
+    wire.check = engine.check_stop
+    for site in (0, 1, 2):
+        wire.join(site, lambda request: None)
+    engine.stage = "round 2, train goes on with 2 of 3 at 12:04, or with all"
+    assert not list(wire.exchange([(0, (b"",)), (2, (b"",))], 0.01, 100))
+    assert board.waiting_for == f"waiting for berlin, ulm; {engine.stage}"

@@ -45,6 +45,20 @@ def federation_of(raw: dict[str, Any], parts: list[SitePart]) -> Federation:
     return Federation(side, RemoteEngine(side.method, wire, run=RUN), start_server(side))
 
 
+def test_a_site_that_keeps_its_scores_is_named_beside_the_mean(tmp_path: Path) -> None:
+    # seen: the mean over two of three sites was the result, and nothing said so
+    write_rows(tmp_path)
+    raw = recipe("fedavg", model={"name": "mlp", "hidden": [8]})
+    parts = parts_of(raw, tmp_path)[:2]
+    parts.append(parts_of(raw, tmp_path, policy={"scores_leave": False})[2])
+    line, details = federation_of(raw, parts).advance()
+    assert (line["eval/client/count"], line["eval/client/missing"]) == (2, 1)
+    reason = "policy: this site keeps its scores to itself"
+    assert line["unscored"] == [{"client": 2, "name": "ulm", "reason": reason}]
+    mean = sum(entry["accuracy"] for entry in details) / 2  # rejects a zero for the third
+    assert line["eval/client/accuracy_mean"] == pytest.approx(mean)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "fedlog": {"clients": {"architectures": ARCHITECTURES}},
     "fedavg": {"model": {"name": "mlp", "hidden": [24]}},

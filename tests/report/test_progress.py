@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 import fedgist
@@ -13,7 +15,7 @@ from fedgist.cli.job_progress import job_score
 from fedgist.core.replies import Asked
 from fedgist.engines.delayed_engine import LATE
 from fedgist.recipe.reading import make
-from fedgist.report.formatting import bytes_text
+from fedgist.report.formatting import bytes_text, replies
 from fedgist.report.progress import Plain, observing, troubles
 from fedgist.runs.round_record import RoundRecord
 from fedgist.studies.job import Job
@@ -146,3 +148,9 @@ def test_a_job_is_shown_by_its_own_main_metric() -> None:
     assert job_score(job, line, "eval/client/accuracy_mean") == "10.00 %"
     assert job_score(job, {"round": 2}, "") == ""
     assert job_score(job, None, "") == ""
+
+
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_a_line_says_how_many_replied_unless_all_did(complete: int, more: int) -> None:
+    line = {"clients/expected": complete + more, "clients/complete": complete, "clients/asked": 99}
+    assert replies(line) == (f"{complete} of {complete + more} replied" if more else "")

@@ -80,6 +80,7 @@ def test_of_a_run_directory_what_tables_and_curves_need_is_kept(folder: Path) ->
     assert set(run.rounds[-1]) == {
         *("round", "train/loss", "comm/up_bytes", "comm/down_bytes"),
         *("eval/client/accuracy_mean", "eval/client/accuracy_std", "eval/client/loss_mean"),
+        "eval/client/count",
     }
     assert "eval/client/accuracy_mean" not in run.rounds[0]  # measured every second round
     for kept, line in zip(run.rounds, lines, strict=True):

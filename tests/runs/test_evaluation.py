@@ -97,7 +97,12 @@ def test_mean_and_spread_are_over_the_clients_that_are_scored() -> None:
     values = {"accuracy": torch.tensor([0.2, 0.5, torch.nan, 0.8])}
     table = ScoreTable((0, 1, 2, 3), torch.tensor([10, 1, 0, 5]), values)
     assert columns(Scores({"": table}), "client") == pytest.approx(
-        {"eval/client/accuracy_mean": 0.5, "eval/client/accuracy_std": math.sqrt(0.06)}
+        {
+            "eval/client/count": 3,
+            "eval/client/missing": 1,
+            "eval/client/accuracy_mean": 0.5,
+            "eval/client/accuracy_std": math.sqrt(0.06),
+        }
     )
 
 

@@ -88,10 +88,10 @@ def test_stacked_and_alone_and_over_a_wire_are_the_same_for_every_method(method:
     rounds = 1 if method in OF_ONE_STEP else 3
     stacked, alone = trace(made, rounds=rounds), trace(made, ALONE, rounds)
     wire = trace(made, rounds=rounds, make_engine=loopback)
-    states = [
+    one, other = (
         {n: a for n, a in t.state.items() if not n.startswith(STEPPED)} for t in (stacked, alone)
-    ]
-    assert close(*states)
+    )
+    assert close(one, other)
     assert len(stacked.rounds) == len(wire.rounds)
     for ours, theirs in zip(stacked.rounds, wire.rounds, strict=True):
         assert ours["comm/up_bytes"] == theirs["comm/up_bytes"]

@@ -170,7 +170,9 @@ def _show(state: FederationState, *, stopping: bool) -> None:
     head += f", attempt {state.attempt}" if (state.attempt or 1) > 1 else ""
     screen.print(words(f"{head}; stopping" if stopping else head))
     if state.waiting_for:
-        screen.print(words(f"waiting: {state.waiting_for}", "yellow"))
+        screen.print(words(state.waiting_for, "yellow"))
+    if state.scored:
+        screen.print(words(f"the last scores are of {state.scored}"))
     table = Table(box=None, pad_edge=False)
     for column in ("site", "state", "for", "last round", "refusals", "note"):
         table.add_column(column)

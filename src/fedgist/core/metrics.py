@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # it loads torch
 
 MetricUnit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
+ROUNDING = 1e-6  # of float32 probabilities
 ALL_ROWS, HELD_OUT = "all", "validation"  # the server's own sets of rows
 
 
@@ -25,8 +26,8 @@ ALL_ROWS, HELD_OUT = "all", "validation"  # the server's own sets of rows
 class Metric:
     """A metric of models: its name, its unit, and whether higher or lower is better.
 
-    The server refuses a site's score below ``least`` or above ``most``. Losses and R2 have no such
-    bounds.
+    The server refuses a site's score below ``least`` or above ``most``; None is no bound. A bound
+    may be exceeded by rounding: a Brier score of 2 is computed as 2.00000000002.
     """
 
     name: str
@@ -46,8 +47,8 @@ class Metric:
 
     def allows(self, value: float) -> bool:
         """Return whether a score is possible."""
-        return (self.least is None or value >= self.least) and (
-            self.most is None or value <= self.most
+        return (self.least is None or value >= self.least - ROUNDING) and (
+            self.most is None or value <= self.most + ROUNDING
         )
 
 
@@ -65,7 +66,9 @@ def share(name: str, title: str) -> Metric:
     return Metric(name, title, "fraction", "higher", least=0.0, most=1.0)
 
 
-LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one; some are no log loss
+# every objective has a loss; some are no log loss, and one of a user's own may be negative
+LOSS = Metric("loss", "Log loss", "nats", "lower", least=0.0)
+NUMBER_LOSS = Metric("loss", "Loss", "", "lower", least=0.0)
 OTHER_LOSS = Metric("loss", "Loss", "", "lower")
 
 # lower bound on the mutual information between one client's features and another's class means
@@ -99,7 +102,7 @@ CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
 WORD_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "accuracy": CLASS_METRICS["accuracy"],
-        "perplexity": Metric("perplexity", "Perplexity", "", "lower", least=0.0),
+        "perplexity": Metric("perplexity", "Perplexity", "", "lower", least=1.0),
     }
 )
 #: The metrics of numbers, by name; errors are in the numbers' own unit.

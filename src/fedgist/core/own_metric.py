@@ -89,7 +89,8 @@ def metric(
     better
         Whether higher or lower values are better.
     unit
-        ``"fraction"`` for numbers from 0 to 1 that reports show in percent, or no unit.
+        ``"fraction"`` for numbers from 0 to 1 that reports show in percent, or no unit. A server
+        refuses a site's fraction outside of this range.
     title
         The name in reports. The default is made from the function's name.
 
@@ -104,7 +105,8 @@ def metric(
 
     def of(function: Function) -> OwnMetric:
         own = own_metric(function)
-        described = replace(own.describes, better=better, unit=unit)
+        least, most = (0.0, 1.0) if unit == "fraction" else (None, None)
+        described = replace(own.describes, better=better, unit=unit, least=least, most=most)
         return replace(own, describes=replace(described, title=title or described.title))
 
     return of

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import Positive, check_bounds
-from fedgist.core.metrics import NUMBER_METRICS, OTHER_LOSS, Metric
+from fedgist.core.metrics import NUMBER_LOSS, NUMBER_METRICS, Metric
 from fedgist.core.own_metric import OwnMetric, measured_by, rows_of_each
 from fedgist.core.target import Target
 from fedgist.core.tree import tree
@@ -62,7 +62,7 @@ class Regression:
     name = "regression"
     target: ClassVar[Target] = "numbers"
     labels: ClassVar[Target] = "numbers"
-    loss_metric: ClassVar[Metric] = OTHER_LOSS
+    loss_metric: ClassVar[Metric] = NUMBER_LOSS
     views = norm_parts = 1
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class Regression:
         values = {name: every[name] for name in self.chosen if isinstance(name, str)}
         values |= measured_by(self.chosen, rows_of_each(predictions.value, y, mask))
         loss = torch.where(mask, predictions.loss, 0.0).sum(1, dtype=torch.float64)
-        return values | {OTHER_LOSS.name: loss / mask.sum(1)}
+        return values | {NUMBER_LOSS.name: loss / mask.sum(1)}
 
     def confusion(self, predictions: NumberPredictions, y: Tensor, mask: Tensor) -> None:
         """Return nothing: there are no classes."""

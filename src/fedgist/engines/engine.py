@@ -131,11 +131,13 @@ class Scores:
     """Scores of the clients that answered, by name of the model (``""``, ``"finetuned"``).
 
     ``whole`` holds the metrics of the single global model on the whole test set, if there is such a
-    model and the engine has that set.
+    model and the engine has that set. ``missing`` are the clients without a score, each with the
+    reason.
     """
 
     models: Mapping[str, ScoreTable]
     whole: Mapping[str, float] | None = None
+    missing: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

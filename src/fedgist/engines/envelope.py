@@ -18,13 +18,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedgist.core.message import pack, registered, type_name, unpack
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Split
-from fedgist.errors import MessageError
+from fedgist.errors import FINAL, MessageError, RefusalKind, cut, key_of, kind_of, printable
 
 MAGIC = b"fedgist1"
 LONGEST_HEADER = 1 << 16  # bytes
 CHECKSUM = 32  # bytes of the digest before the header
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
-Text = Annotated[str, Field(max_length=500)]
+LONGEST_REASON = 500  # characters
+AT_SITE = "the site's log says why"
+Text = Annotated[str, Field(max_length=LONGEST_REASON)]
 
 
 class _Strict(BaseModel):
@@ -44,8 +46,8 @@ class Header(_Strict):
 
     ``purpose`` is ``train`` or ``score`` for a server's request to a client, ``finish`` for its
     last download, ``reply`` for a client's messages, and ``refusal`` for a client's reason against
-    an answer. ``attempt`` counts
-    the requests for this stage: a server repeats those without a reply if too few clients answered.
+    an answer, with its ``kind``. ``attempt`` counts the requests for this stage: a server repeats
+    those without a reply if too few clients answered.
     """
 
     purpose: Literal["train", "score", "finish", "reply", "refusal"]
@@ -57,7 +59,18 @@ class Header(_Strict):
     split: Split | None = None
     attempt: Number = 1
     reason: Text = ""
+    kind: RefusalKind | None = None
     messages: dict[Text, Enclosed] = {}
+
+    @property
+    def words(self) -> str:
+        """A refusal in words: its kind and its reason, as one line."""
+        return printable(f"{self.kind}: {self.reason}" if self.kind else self.reason)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is a refusal that asking again cannot change."""
+        return self.purpose == "refusal" and self.kind in FINAL
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,18 @@ class Packed:
         return Packed(Enclosed(type=name, size=len(blob), digest=digest(blob)), blob)
 
 
+def refusal(request: Header, error: BaseException) -> bytes:
+    """Return a site's refusal of a request: the kind of the error, and what may leave of its text.
+
+    The text of a MessageError is about the request alone, so it leaves. Of any other error only the
+    key leaves, because its text may show rows.
+    """
+    about = key_of(error) or "it failed"
+    text = str(error) if isinstance(error, MessageError) else f"{about}; {AT_SITE}"
+    fields = {"purpose": "refusal", "kind": kind_of(error), "reason": cut(text, LONGEST_REASON)}
+    return seal(request.model_copy(update=fields), {})
+
+
 def seal(header: Header, messages: Mapping[str, Tree | Packed]) -> bytes:
     """Return an envelope with these messages, by name."""
     return b"".join(in_parts(header, messages))
@@ -84,7 +109,9 @@ def in_parts(header: Header, messages: Mapping[str, Tree | Packed]) -> tuple[byt
     """Return an envelope in parts: its beginning, and the bytes of each message."""
     packed = {n: m if isinstance(m, Packed) else Packed.of(m) for n, m in messages.items()}
     about = {name: message.about for name, message in packed.items()}
-    head = header.model_copy(update={"messages": about}).model_dump_json().encode()
+    without = None if header.kind else {"kind"}  # the bytes of all others are as before
+    filled = header.model_copy(update={"messages": about})
+    head = filled.model_dump_json(exclude=without).encode()
     blobs = (message.blob for message in packed.values())
     return b"".join([MAGIC, len(head).to_bytes(4, "big"), _checksum(head), head]), *blobs
 

@@ -17,7 +17,8 @@ class Inbox:
     """Received replies that have not been passed on yet.
 
     ``sums`` holds one subtotal per architecture, round and stage, if the method adds per
-    architecture. ``sizes`` holds the payload bytes of the parts of a round and stage.
+    architecture. ``sizes`` holds the payload bytes of the parts of a round and stage. ``final``
+    are the orders that were refused for a reason that asking again cannot change.
     """
 
     parts: list[Subtotal | Reply] = field(default_factory=list)
@@ -26,6 +27,7 @@ class Inbox:
     refused: list[tuple[Asked, str]] = field(default_factory=list)
     losses: dict[OrderKey, float] = field(default_factory=dict)
     answered: set[OrderKey] = field(default_factory=set)
+    final: set[OrderKey] = field(default_factory=set)
     received_bytes: int = 0
 
     def add(self, part: Subtotal | Reply) -> None:

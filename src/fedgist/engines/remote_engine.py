@@ -11,41 +11,35 @@ that arrived are kept, so no client trains or releases twice.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from fedgist.core.counts import MOST_ROWS
 from fedgist.core.message import Form, is_finite, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
-from fedgist.core.metrics import Metric
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import (
-    FINETUNED,
-    TRAINED,
     Answer,
-    Score,
     Scores,
-    ScoreTable,
     Split,
     TrainingLoss,
-    collect,
     metrics_of,
 )
 from fedgist.engines.envelope import Header, Packed, in_parts, unseal
 from fedgist.engines.inbox import Inbox, OrderKey
 from fedgist.engines.message_form import upload_form
+from fedgist.engines.score_requests import Scoring, tables_of
 from fedgist.engines.site import SLACK
 from fedgist.engines.wire import Parts, Wire
-from fedgist.errors import FederationError, MessageError, printable
+from fedgist.errors import FederationError, MessageError
 
 FORGOTTEN_AFTER = 50  # rounds after which a late reply is dropped
 FIRST_ROUNDS = (0, 1)
+NO_REPLY, NOT_CONNECTED = "no reply in time", "not connected"
 Envelopes = list[tuple[int, Parts]]
 
 
@@ -54,8 +48,8 @@ class Patience:
     """How long a server waits for replies, and how many it needs.
 
     A stage with fewer than ``least_replies`` replies at its deadline is asked again, until it was
-    asked ``most_attempts`` times. ``first_deadline_s`` holds for the first two rounds, in which
-    sites prepare. None means no deadline.
+    asked ``most_attempts`` times, and so are scores. ``first_deadline_s`` holds for the first two
+    rounds, in which sites prepare. None means no deadline.
     """
 
     deadline_s: float | None = None
@@ -99,6 +93,7 @@ class RemoteEngine:
         self.largest = 0  # bytes of the largest upload requested so far
         self.inbox = Inbox()
         self.unasked: Counter[int] = Counter()  # dropped replies by client
+        self.replied: frozenset[int] = frozenset()  # clients that answered the last stage
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return the replies received in time.
@@ -113,6 +108,8 @@ class RemoteEngine:
         oldest = ctx.round - FORGOTTEN_AFTER
         self.under_way = {k: pending for k, pending in self.under_way.items() if k[0] > oldest}
         sent, events = self._ask_until_enough(ctx, orders, downs)
+        answered = [o.client for o in orders if _key(ctx, o) in self.inbox.answered]
+        self.replied = frozenset(answered)
         # a reply to another stage waits until that stage comes again
         inbox = self.inbox
         parts, sizes, self.inbox = inbox.taken(ctx.stage, oldest)
@@ -131,22 +128,30 @@ class RemoteEngine:
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
-        """Let each client score its model after this download, on its own rows."""
-        envelopes = self._envelopes("score", ctx, orders, downs, split)
-        tables: dict[str, dict[int, ScoreTable]] = {}
-        for client, blob in self._exchange(ctx, envelopes):
-            try:
-                header, messages = unseal(blob, self.largest + SLACK)
-                if header.stage != ctx.stage:
-                    self._receive(client, blob)  # a late reply to a stage of training
-                    continue
-                self._check(client, header, purpose="reply")
-                if (header.round, header.split) == (ctx.round, split):
-                    for model, table in self._tables(ctx, client, messages).items():
-                        tables.setdefault(model, {})[client] = table
-            except MessageError:
-                continue  # an unreadable score counts as missing
-        return Scores({model: collect(list(rows.values())) for model, rows in tables.items()})
+        """Let each client score its model after this download, on its own rows.
+
+        Those without a score are asked again until ``least_replies`` have one, and in the last
+        round until each that replied in this round has one. A client that refuses for good is not
+        asked again and not waited for. The deadline of a stage ends all attempts together.
+        """
+        now = Scoring(frozenset(order.client for order in orders))
+        seconds = self.patience.deadline(ctx.round)
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        for attempt in range(1, self.patience.most_attempts + 1):
+            pairs = [p for p in zip(orders, downs, strict=True) if p[0].client in now.waiting]
+            recipients, messages = [order for order, _ in pairs], [down for _, down in pairs]
+            now.reasons.clear()
+            envelopes = self._envelopes("score", ctx, recipients, messages, split, attempt)
+            left = None if seconds is None else max(0.0, end - time.monotonic())
+            for client, blob in self.wire.exchange(envelopes, left, self.largest + SLACK):
+                self._take_score(ctx, split, now, client, blob)
+            now.reasons = dict(self._silent(now.waiting)) | now.reasons
+            problem = self._unscored(ctx, now)
+            if not problem or attempt == self.patience.most_attempts or time.monotonic() >= end:
+                break
+            text = f"round {ctx.round}: scores are asked for again (attempt {attempt + 1}): "
+            self.before_repeating(text + problem)
+        return now.scores()
 
     def finish(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> set[int]:
         """Send each client its last download; return the clients that have it."""
@@ -166,6 +171,46 @@ class RemoteEngine:
         """Close the wire."""
         self.wire.close()
 
+    def _silent(self, clients: Iterable[int]) -> Iterator[tuple[int, str]]:
+        """Yield the reason of each client from which nothing came."""
+        present = self.wire.present()
+        for client in clients:
+            yield client, NO_REPLY if client in present else NOT_CONNECTED
+
+    def _take_score(
+        self, ctx: Context, split: Split, now: Scoring, client: int, blob: bytes
+    ) -> None:
+        """Add a client's score, or the reason why it has none."""
+        metrics = {metric.name: metric for metric in metrics_of(self.method, ctx.task)}
+        try:
+            header, messages = self._opened(blob)
+            if header.stage != ctx.stage:
+                self._receive(client, blob)  # a late reply to a stage of training
+                return
+            self._check(client, header)
+            if (header.round, header.split) != (ctx.round, split):
+                return
+            if header.purpose == "refusal":
+                now.refuse(client, header.words, final=header.is_final)
+            else:
+                now.add(client, tables_of(client, messages, metrics, ctx.task.num_classes))
+        except MessageError as error:
+            now.refuse(client, str(error))
+
+    def _unscored(self, ctx: Context, now: Scoring) -> str:
+        """Return which clients lack a score that is waited for; an empty text if enough have one.
+
+        Only clients that do not refuse for good count.
+        """
+        able = now.clients - now.final.keys()
+        last = ctx.round == ctx.task.training.num_rounds
+        lacking = (self.replied & able) - now.tables.keys() if last else frozenset()
+        least = min(self.patience.least_replies, len(able))
+        if not lacking and len(now.tables) >= least:
+            return ""
+        missing = "; ".join(f"client {c}: {now.reasons[c]}" for c in sorted(now.waiting))
+        return f"{len(now.tables)} of {len(now.clients)} clients have a score: {missing}"
+
     def _ask_until_enough(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]
     ) -> tuple[int, list[str]]:
@@ -181,9 +226,12 @@ class RemoteEngine:
             count = sum(_key(ctx, order) in self.inbox.answered for order in orders)
             if count >= least:
                 return sent, events
+            final = sum(_key(ctx, order) in self.inbox.final for order in orders)
             problem = f"{count} of {len(orders)} clients replied, and {least} are needed: "
             problem += self._lacking(ctx, orders)
             stage = f"round {ctx.round}, stage {ctx.stage}"
+            if len(orders) - final < least:
+                raise FederationError(f"{stage}: {problem}; asking again cannot change that")
             if attempt < most:
                 events.append(f"{stage} was asked again (attempt {attempt + 1}): {problem}")
                 self.before_repeating(events[-1])
@@ -192,11 +240,12 @@ class RemoteEngine:
     def _ask_once(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], attempt: int
     ) -> int:
-        """Ask the clients that have not replied to this stage; return the bytes sent."""
+        """Ask the clients without a reply or a final refusal; return the bytes sent."""
+        done = self.inbox.answered | self.inbox.final
         pairs = [
             (order, down)
             for order, down in zip(orders, downs, strict=True)
-            if _key(ctx, order) not in self.inbox.answered
+            if _key(ctx, order) not in done
         ]
         again = {order.asked for order, _ in pairs}
         self.inbox.refused = [entry for entry in self.inbox.refused if entry[0] not in again]
@@ -266,7 +315,8 @@ class RemoteEngine:
                 self.unasked[client] += 1
                 return
             if header.purpose == "refusal":
-                self.inbox.refused.append((pending.order.asked, printable(header.reason)))
+                self.inbox.refused.append((pending.order.asked, header.words))
+                self.inbox.final |= {key} if header.is_final else set()
                 return
             self._count(pending, key, messages)
         except MessageError as error:
@@ -304,31 +354,10 @@ class RemoteEngine:
         """Return the clients that neither answered nor were refused, each with the reason."""
         refused, present = {client for client, _ in inbox.refused}, self.wire.present()
         return tuple(
-            (o.asked, "no reply in time" if o.client in present else "not connected")
+            (o.asked, NO_REPLY if o.client in present else NOT_CONNECTED)
             for o in sorted(orders, key=lambda order: order.asked)
             if _key(ctx, o) not in inbox.answered and o.asked not in refused
         )
-
-    def _tables(
-        self, ctx: Context, client: int, messages: Mapping[str, Tree]
-    ) -> dict[str, ScoreTable]:
-        """Return a client's scores, a table of one row for each of its models, by name."""
-        classes = ctx.task.num_classes
-        metrics = {metric.name: metric for metric in metrics_of(self.method, ctx.task)}
-        tables = {}
-        for name, score in messages.items():
-            model = name.removeprefix("score-")
-            if model not in {"", FINETUNED, TRAINED} or not _sound(score, metrics, classes):
-                raise MessageError(f"client {client} sent something that is not a score")
-            received = score.values
-            values = {
-                metric: received[metric].view(1).double()
-                for metric in metrics
-                if metric in received
-            }
-            rows = score.rows.view(1)
-            tables[model] = ScoreTable((client,), rows, values, score.confusion)
-        return tables
 
     def _check(self, client: int, header: Header, purpose: str | None = None) -> None:
         """Raise MessageError if an envelope has another run or client, or is not an answer."""
@@ -349,22 +378,3 @@ class RemoteEngine:
 
 def _key(ctx: Context, order: Order) -> OrderKey:
     return ctx.round, ctx.stage, order.client, order.architecture
-
-
-def _sound(score: Any, metrics: Mapping[str, Metric], classes: int) -> bool:
-    """Return whether a message is a score: possible values of known metrics, and valid counts."""
-    if not isinstance(score, Score) or not set(score.values) <= set(metrics):
-        return False
-    for name, v in score.values.items():
-        if not (v.shape == () and v.is_floating_point() and is_finite(v)):
-            return False
-        if not metrics[name].allows(float(v)):
-            return False
-    shapes: list[tuple[Tensor, tuple[int, ...]]] = [(score.rows, ())]
-    shapes += [] if score.confusion is None else [(score.confusion, (classes, classes))]
-    return all(
-        counts.dtype == torch.int64
-        and counts.shape == shape
-        and bool(((counts >= 0) & (counts <= MOST_ROWS)).all())
-        for counts, shape in shapes
-    )

@@ -31,14 +31,15 @@ from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
-from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.engines.envelope import Header, refusal, seal, unseal
 from fedgist.engines.message_form import asks_clients, download_form
 from fedgist.engines.population import HostSettings, Population
-from fedgist.errors import MessageError, MethodError, cut
+from fedgist.errors import MessageError, MethodError
 from fedgist.training.stacking_plan import Plan
 
 StageKey = tuple[int, int, str]  # round, index of the stage in the round, architecture
 SLACK = 1 << 20  # bytes of an envelope in addition to the expected payload
+CANNOT = "this site could not answer"
 REQUESTS = ("train", "score", "finish")
 LOG = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class Site:
     def handle(self, envelope: bytes) -> bytes:
         """Answer an envelope with a reply, or with a refusal and its reason.
 
-        Any failure of the site is a refusal, too. The server reads the type of the error alone,
+        Any failure of the site is a refusal, too. The server reads the kind of the error alone,
         because its text may show rows; the text stays in the site's own log.
         """
         header = Header(
@@ -157,7 +158,7 @@ class Site:
         )
         try:
             request, messages = unseal(envelope, self._limit(len(envelope)))
-            header = request.model_copy(update={"purpose": "refusal", "messages": {}})
+            header = request
             down = self._download(request, messages)
             if request.purpose == "finish":
                 return self._finish(request, down)
@@ -165,11 +166,12 @@ class Site:
                 return self._score(request, down)
             return self._train(request, down)
         except MessageError as error:
-            reason = cut(str(error), 500)
+            return refusal(header, error)
         except Exception as error:
             LOG.exception("round %d, stage %s failed", header.round, header.stage)
-            reason = f"the site failed: {type(error).__name__}"
-        return seal(header.model_copy(update={"purpose": "refusal", "reason": reason}), {})
+            # what rows decide must not be told: not even of which kind it is
+            hidden = self.task.privacy is not None
+            return refusal(header, MessageError(CANNOT, "work") if hidden else error)
 
     def state(self) -> SiteState:
         """Return the state for a restart."""
@@ -306,13 +308,15 @@ class Site:
         before = self.released.get(key)
         if before is not None and (before != digest or privacy.source == "system"):
             raise MessageError(
-                f"the release of round {key[0]} was made: another one would cost more privacy"
+                f"the release of round {key[0]} was made: another one would cost more privacy",
+                "state",
             )
 
     def _check_repeatable(self, key: StageKey) -> None:
         if key <= self.forgotten:
             raise MessageError(
-                f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
+                f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered",
+                "state",
             )
 
     def _go_back(self, key: StageKey) -> None:
@@ -333,11 +337,11 @@ class Site:
     def _do(self, request: Header, down: Tree) -> bytes:
         """Train, and return the reply."""
         trained = self.host.train(self._sent(request, down))
-        if (
-            trained.refused
-        ):  # the site validates as the server does: it does not send an invalid upload
+        if trained.refused:  # the site validates as the server does
             reason = f"the upload is not valid: {trained.refused[0]}"
-            return seal(request.model_copy(update={"purpose": "refusal", "reason": reason}), {})
+            LOG.warning("round %d, stage %s: %s", request.round, request.stage, reason)
+            hidden = self.task.privacy is not None
+            return refusal(request, MessageError(CANNOT if hidden else reason, "work"))
         summed = reduction(type(trained.message)) == "sum"
         messages = {"upload": trained.message if summed else take(trained.message, 0)}
         if self.settings.share_measurements:
@@ -351,7 +355,7 @@ class Site:
 
     def _score(self, request: Header, down: Tree) -> bytes:
         if not self.settings.share_measurements:
-            raise MessageError("this site keeps its scores to itself")
+            raise MessageError("this site keeps its scores to itself", "policy", "scores_leave")
         assert request.split is not None  # checked with the download
         self._count_work(request)
         tables = self.host.score(self._sent(request, down), request.split)

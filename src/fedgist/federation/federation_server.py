@@ -33,7 +33,6 @@ from fedgist.federation.run_plan import (
     recipe_text,
 )
 from fedgist.federation.run_state import (
-    PARTICIPANTS,
     RunStateFile,
     SiteStatus,
     StatusBoard,
@@ -48,7 +47,7 @@ from fedgist.runs import atomic_files as files
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.record import RECIPE
 from fedgist.runs.round import Federation, Observer, start_server
-from fedgist.runs.run_directory import FEDERATION_STATE, locked
+from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS, locked
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.server_context import ServerContext
 
@@ -225,7 +224,7 @@ class _Run:
             self.state.finish(received)
             waiting -= received
             if waiting:
-                self.engine.wait_for(len(waiting), waiting, LOOK_S)
+                self.engine.wait_for(len(waiting), waiting, LOOK_S, "it lacks its last download")
         for site in sorted(waiting):
             name = self.board.sites[site].name
             self.say(f"{name} has not received its model: start the server again when it is there")
@@ -255,7 +254,7 @@ def _run_of(
         section.most_attempts,
     )
     remote = RemoteEngine(side.method, wire, run=run, patience=patience)
-    engine = SitesEngine(remote, wire, side.clients, section, state, board, stop)
+    engine = SitesEngine(remote, wire, side.clients, section, state, board, stop, say=say)
     wire.check, remote.before_repeating = engine.check_stop, engine.before_repeating
     side = replace(side, online=engine.online)
     desk = SiteDesk(side, state, board, roster, kit.certificate, stop, news=engine.news)

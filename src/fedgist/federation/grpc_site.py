@@ -18,7 +18,15 @@ from typing import Protocol
 
 import grpc
 
-from fedgist.errors import FederationError, KitError, MessageError, OwnerError, printable
+from fedgist.errors import (
+    FederationError,
+    KitError,
+    MessageError,
+    OwnerError,
+    key_of,
+    kind_of,
+    printable,
+)
 from fedgist.federation.certificates import check_server, is_signed, sign
 from fedgist.federation.frames import (
     BEGIN,
@@ -175,7 +183,8 @@ class _Session:
             raise
         except Exception as error:
             kept = {key: plan.get(key) for key in ("run", "digest", "number")}
-            self.outgoing.put([note({**kept, "refused": type(error).__name__})])
+            why = {"refused": kind_of(error), "about": key_of(error)}
+            self.outgoing.put([note({**kept, **why})])
             with contextlib.suppress(grpc.RpcError):
                 next(frames, None)  # the server ends the stream when it has read this
             raise

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedgist.core.method import Task
 from fedgist.engines.site import StageKey
-from fedgist.errors import FederationError, MessageError
+from fedgist.errors import FederationError, MessageError, RefusalKind
 from fedgist.federation.frames import Note
 from fedgist.federation.grpc_options import PROTOCOL
 from fedgist.recipe.reading import Recipe
@@ -74,8 +74,8 @@ class Outlined(_Note):
 class Hello(_Note):
     """What a site says when it is ready: it has its rows and its model, and tried one step.
 
-    ``last`` is the last stage that it remembers. ``refused`` is the type of the error because of
-    which it does not take part; its text stays at the site.
+    ``last`` is the last stage that it remembers. If it does not take part, ``refused`` is the kind
+    of its reason and ``about`` the setting behind it. The text of the error stays at the site.
     """
 
     run: Hex
@@ -85,7 +85,8 @@ class Hello(_Note):
     public_digest: int = 0
     last: StageKey | None = None
     began_anew: bool = False
-    refused: Text = ""
+    refused: RefusalKind | None = None
+    about: Annotated[str, Field(pattern="^[a-z0-9_.]{0,60}$")] = ""
 
 
 def parsed_note(kind: type[N], content: Note) -> N:
@@ -131,7 +132,8 @@ def check_versions(own: Versions, other: Versions) -> None:
 def check_hello(plan: Plan, hello: Hello, outlined: Mapping[str, Outlined], public: int) -> None:
     """Raise FederationError, with both values, if a site prepared for something else."""
     if hello.refused:
-        raise FederationError(f"the site does not take part: {hello.refused} (its log says why)")
+        about = f"{hello.refused}: {hello.about}" if hello.about else hello.refused
+        raise FederationError(f"the site does not take part: {about} (its log says why)")
     pairs: dict[str, tuple[object, object]] = {
         "run": (plan.run, hello.run),
         "recipe digest": (plan.digest, hello.digest),

@@ -23,7 +23,6 @@ from fedgist.runs.run_directory import FEDERATION_STATE
 
 LOG = logging.getLogger(__name__)
 STATUS = "federation.json"
-PARTICIPANTS = "participants.csv"
 
 
 class RunState(BaseModel):
@@ -127,6 +126,7 @@ class StatusBoard:
     round: int = 0
     attempt: int = 1
     waiting_for: str = ""
+    scored: str = ""  # over how many clients the last mean is, and who is missing
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
     written: float = 0.0  # when, by a clock that only goes forward
@@ -182,6 +182,7 @@ class StatusBoard:
                 "round": self.round,
                 "attempt": self.attempt,
                 "waiting_for": self.waiting_for,
+                "scored": self.scored,
                 "written": time.time(),
                 "sites": sites,
             }

@@ -125,7 +125,9 @@ class SiteAgent:
     def _prepared(self, plan: Plan) -> Prepared:
         """Read the recipe, the rows, the model and the stored state of a run."""
         if plan.number >= len(plan.names):
-            raise SiteError(f"the server calls this site number {plan.number} of {len(plan.names)}")
+            raise SiteError(
+                f"the server calls this site number {plan.number} of {len(plan.names)}", "plan"
+            )
         recipe = self._recipe(plan)
         settings = digest_of_settings(recipe)
         check_run(setup_at_site(recipe, self.file), self.file)
@@ -159,13 +161,15 @@ class SiteAgent:
         """Return the recipe of a plan, if the site's policy allows all that it names."""
         recipe, places = recorded(plan.recipe), len(plan.names)
         if (digest := digest_of_recipe(recipe)) != plan.digest:
-            raise SiteError(f"the recipe's digest is {digest}; the server's is {plan.digest}")
+            text = f"the recipe's digest is {digest}; the server's is {plan.digest}"
+            raise SiteError(text, "plan")
         check_names(recipe, self.file)
         check_approved(recipe, self.file)
         count = 0 if recipe.left_open else recipe.clients.num_clients
         if count > places:  # a huge number would fill the memory
             raise SiteError(
-                f"the recipe has clients.num_clients = {count}, and the plan names {places} sites"
+                f"the recipe has clients.num_clients = {count}, and the plan names {places} sites",
+                "plan",
             )
         return recipe
 

@@ -91,7 +91,7 @@ class BudgetError(MessageError):
     """
 
     def __init__(self, text: str, detail: str) -> None:
-        super().__init__(text)
+        super().__init__(text, "budget")
         self.detail = detail
 
 
@@ -127,7 +127,8 @@ class Ledger:
         account = accounts.accounts.get(data, Account(digest=digest))
         before = account.runs.get(run)
         if before is not None and before.recipe != spent.recipe:
-            raise MessageError(f"run {run} was charged with another recipe: begin a new run")
+            text = f"run {run} was charged with another recipe: begin a new run"
+            raise MessageError(text, "plan")
         most = spent if before is None or before.epsilon < spent.epsilon else before
         later = account.model_copy(update={"runs": account.runs | {run: most}})
         if limits is not None:

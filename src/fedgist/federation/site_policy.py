@@ -30,25 +30,29 @@ def check_names(recipe: Recipe, site: SiteFile) -> None:
     allowed = policy.methods or tuple(METHODS)
     method = base_name(recipe.method.name)
     if method not in allowed and recipe.method.name not in allowed and method not in policy.code:
-        raise SiteError(f"{file}: policy.methods accepts {listed(allowed)}, not {shown(method)}")
+        text = f"{file}: policy.methods accepts {listed(allowed)}, not {shown(method)}"
+        raise SiteError(text, "policy", "methods")
     if strange := [place for place in own_places(recipe) if place not in policy.code]:
-        raise SiteError(
+        text = (
             f"the recipe names code of its own, {shown(strange[0])}, which policy.code in {file} "
-            "does not list"
         )
+        raise SiteError(f"{text}does not list", "policy", "code")
     clients = recipe.clients
     tables = [*clients.architectures.values(), *clients.pools.values()]
     weights = any(isinstance(table, dict) and table.get("weights") for table in tables)
     if weights or (recipe.model is not None and recipe.model.weights is not None):
-        raise SiteError("model.weights names a file, which a server may not do at a site")
+        raise _names_a_file("model.weights")
     if clients.graph.path is not None:
-        raise SiteError("clients.graph.path names a file, which a server may not do at a site")
+        raise _names_a_file("clients.graph.path")
     stated = {} if recipe.data.public is None else recipe.data.public.options
     if files := [key for key in FILES if key in stated and key not in site.table.public]:
-        raise SiteError(
-            f"data.public.{files[0]} names a file, which a server may not do at a site: name the "
-            f"site's own copy in [public] of {file}"
-        )
+        cure = f": name the site's own copy in [public] of {file}"
+        raise _names_a_file(f"data.public.{files[0]}", cure)
+
+
+def _names_a_file(key: str, cure: str = "") -> SiteError:
+    text = f"{key} names a file, which a server may not do at a site{cure}"
+    return SiteError(text, "plan", key)
 
 
 def check_approved(recipe: Recipe, site: SiteFile) -> None:
@@ -61,7 +65,9 @@ def check_approved(recipe: Recipe, site: SiteFile) -> None:
         if ours.get(key) != theirs.get(key):
             raise SiteError(
                 f"the server's recipe has {key} = {shown(theirs.get(key))}, and the approved "
-                f"{site.policy.recipe} has {shown(ours.get(key))}"
+                f"{site.policy.recipe} has {shown(ours.get(key))}",
+                "policy",
+                "recipe",
             )
 
 
@@ -91,10 +97,12 @@ def check_run(setup: Setup, site: SiteFile) -> None:
     policy, rounds, privacy = site.policy, setup.train.num_rounds, setup.privacy
     if policy.most_rounds is not None and rounds > policy.most_rounds:
         raise SiteError(
-            f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds"
+            f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds",
+            "policy",
+            "most_rounds",
         )
     if privacy.unit == "record" and policy.least_rows > 1:
-        raise SiteError(f"{site.file}: {LEAST_ROWS_TELL}")
+        raise SiteError(f"{site.file}: {LEAST_ROWS_TELL}", "policy", "least_rows")
     if policy.epsilon is not None:
         _check_budget(setup, site)
     if privacy.unit != "none":
@@ -106,16 +114,22 @@ def _check_budget(setup: Setup, site: SiteFile) -> None:
     policy, privacy = site.policy, setup.privacy
     budget = f"{site.file}: policy.epsilon = {policy.epsilon:g}"
     if privacy.unit == "none":
-        raise SiteError(f"{budget}, and the run has no differential privacy (privacy.unit)")
+        raise SiteError(
+            f"{budget}, and the run has no differential privacy (privacy.unit)", "policy", "epsilon"
+        )
     if privacy.where == "central" and not policy.trust_server:
         raise SiteError(
             f"{budget}, and the server would add the noise (privacy.where = 'central'): "
-            "policy.trust_server = true accepts that"
+            "policy.trust_server = true accepts that",
+            "policy",
+            "trust_server",
         )
     if privacy.delta is not None and privacy.delta > policy.delta:
         raise SiteError(
             f"{site.file}: policy.delta = {policy.delta:g}; the run has privacy.delta = "
-            f"{privacy.delta:g}"
+            f"{privacy.delta:g}",
+            "policy",
+            "delta",
         )
 
 
@@ -128,12 +142,16 @@ def _check_declared(setup: Setup, site: SiteFile) -> None:
     if declared is None:
         raise SiteError(
             f"{site.file}: policy.max_rows is missing: a private run needs the largest number of "
-            "rows that these data may have"
+            "rows that these data may have",
+            "policy",
+            "max_rows",
         )
     if stated is None or stated < declared:
         raise SiteError(
             f"{site.file}: policy.max_rows = {declared}; the recipe states clients.max_rows = "
-            f"{stated}, which is less"
+            f"{stated}, which is less",
+            "policy",
+            "max_rows",
         )
     columns = {} if setup.facts is None else setup.facts.columns
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in columns.items()}
@@ -141,9 +159,8 @@ def _check_declared(setup: Setup, site: SiteFile) -> None:
     for key, value in pairs.items():
         own = site.table.data.options.get(key, value)
         if own != value:
-            raise SiteError(
-                f"{site.file}: data.{key} = {shown(own)}; the recipe states {shown(value)}"
-            )
+            text = f"{site.file}: data.{key} = {shown(own)}; the recipe states {shown(value)}"
+            raise SiteError(text, "policy", key)
 
 
 def declared_rows(site: SiteFile) -> int | None:
@@ -178,7 +195,9 @@ class ReleasePolicy:
         if count > most:
             raise MessageError(
                 f"round {request.round}: a {request.purpose} was asked for {most} times, which is "
-                "this site's policy.most_requests"
+                "this site's policy.most_requests",
+                "policy",
+                "most_requests",
             )
 
     def before_training(self, request: Header) -> None:
@@ -189,7 +208,8 @@ class ReleasePolicy:
         if request.round <= self.lost:
             raise MessageError(
                 f"round {request.round} was charged before this site lost its state: its release "
-                "may have been made"
+                "may have been made",
+                "state",
             )
         spent = Spent(
             epsilon=self.budget.epsilon(request.round),
@@ -210,7 +230,9 @@ class ReleasePolicy:
         if most is not None and len(reply) > most:
             raise MessageError(
                 f"the reply of round {request.round} has {len(reply)} bytes; this site sends at "
-                f"most {most}"
+                f"most {most}",
+                "policy",
+                "largest_upload",
             )
 
 

@@ -200,7 +200,8 @@ class SiteStore:
         if not whole:
             raise SiteError(f"{path} is damaged: {MENDING}")
         if header.recipe != self.recipe:
-            raise SiteError(f"run {self.run} began here with another recipe: begin a new run")
+            text = f"run {self.run} began here with another recipe: begin a new run"
+            raise SiteError(text, "plan")
         for fact, stored, expected in (
             ("run", header.run, self.run),
             ("site", header.client, self.client),

@@ -62,6 +62,12 @@ class SiteWire:
         with self.changed:
             return frozenset(self._links)
 
+    def pending(self) -> list[int]:
+        """Return the sites whose replies are waited for, in order."""
+        with self.changed:
+            waiting = (r for r in self._open.values() if r.parts is not None and not r.answered)
+            return sorted({request.client for request in waiting})
+
     def exchange(
         self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
     ) -> Iterator[tuple[int, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -12,8 +13,11 @@ from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError
 from fedgist.report.comparison import RunGroup, common_metric, group
 from fedgist.report.formatting import Sheet, score_text
-from fedgist.runs.columns import measured, over_clients
+from fedgist.report.mean_counts import sentence
+from fedgist.runs.columns import COMPLETE, EXPECTED, measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.record import Line
+from fedgist.runs.run_directory import PARTICIPANTS
 
 LOCAL = "local"  # the method whose scores a gain is measured against
 OF_MODELS = (
@@ -85,7 +89,66 @@ def by_client(runs: Sequence[FinishedRun]) -> Sheet:
     )
     head = ("client", "model", "rows", *columns, *(f"{label} - {local}" for label in gains))
     title = f"{measure_of(runs).title} by client, seed {seed}"
-    return Sheet(title, head, lines, without_scores(runs))
+    sheet = Sheet(title, head, lines, _caption(runs, metric))
+    replied = {rows.label: rounds_replied(_with_seed(rows, seed)) for rows in groups}
+    return _with_replies(sheet, sorted(clients), replied)
+
+
+def rounds_replied(run: FinishedRun) -> dict[int, str]:
+    """Return in how many rounds each client replied, as "2 of 3"; empty if that is not known.
+
+    The server of a federation writes down who took part. A simulation's record names the clients
+    that were asked and did not reply, so it is known if all clients were asked in every round.
+    """
+    rounds = [line for line in run.rounds if line["round"] > 0]
+    clients = {line["client"] for line in run.clients.lines}
+    path = run.folder / PARTICIPANTS
+    silent = [_silent(line) for line in rounds]
+    replied = {client: sum(client not in some for some in silent) for client in clients}
+    if path.is_file():
+        pairs = [line.split(",") for line in path.read_text("utf-8").split()[1:]]
+        took_part = Counter(int(client) for number, client in pairs if int(number) > 0)
+        replied = {client: took_part[client] for client in clients | took_part.keys()}
+    elif not all(map(_asks_all, rounds, silent, [len(clients)] * len(rounds))):
+        return {}
+    return {client: f"{count} of {len(rounds)}" for client, count in replied.items()}
+
+
+def _silent(line: Line) -> set[int]:
+    """Return the clients that were asked in a round and did not reply in all stages."""
+    return {entry["client"] for kind in ("refused", "absent") for entry in line.get(kind) or ()}
+
+
+def _asks_all(line: Line, silent: set[int], count: int) -> bool:
+    """Return whether a round asked all clients, so that each that is not named replied."""
+    if EXPECTED in line:
+        return bool(line[EXPECTED] == count and line[COMPLETE] == count - len(silent))
+    orders = line.get("clients/asked") or 0
+    return orders > 0 and orders == line.get("clients/replied") and orders % count == 0
+
+
+def _with_replies(
+    sheet: Sheet, clients: Sequence[int], replied: Mapping[str, Mapping[int, str]]
+) -> Sheet:
+    """Return a table by client with the rounds in which each replied, unless all did in all."""
+    shown = {
+        label: counts
+        for label, counts in replied.items()
+        if any(len(set(text.split(" of "))) > 1 for text in counts.values())
+    }
+    columns = [f"replied, {label}" if len(replied) > 1 else "replied" for label in shown]
+    rows = tuple(
+        (*row, *(counts.get(client, UNKNOWN) for counts in shown.values()))
+        for client, row in zip(clients, sheet.rows, strict=True)
+    )
+    return replace(sheet, columns=(*sheet.columns, *columns), rows=rows)
+
+
+def _caption(runs: Sequence[FinishedRun], metric: str) -> str:
+    """Return what is not shown, and which clients have no score."""
+    rows = {members.label: members.runs for members in group(runs)[0]}
+    partial = sentence(rows, over_clients("client", metric)).removesuffix(".")
+    return "; ".join(filter(None, (without_scores(runs), partial)))
 
 
 def by_model(runs: Sequence[FinishedRun]) -> Sheet:
@@ -101,7 +164,7 @@ def by_model(runs: Sequence[FinishedRun]) -> Sheet:
         f"{measure_of(runs).title} by model",
         ("model", "method", "clients", "rows", "mean", "spread", "mean by rows"),
         tuple(sorted(lines, key=lambda line: line[0])),
-        "; ".join(filter(None, (OF_MODELS, without_scores(runs)))),
+        "; ".join(filter(None, (OF_MODELS, _caption(runs, metric)))),
         named_by=2,
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 from fedgist.core.metrics import PROBE, Metric
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.recipe.reading import defaults, flat, role_of
+from fedgist.report.mean_counts import who_is_missing
 from fedgist.report.stats import (
     Better,
     Comparison,
@@ -458,6 +459,8 @@ def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
         notes.append(f"{run.folder}: replies that came too late and were not used: {late}")
     if absent > 0:
         notes.append(f"{run.folder}: clients asked that did not answer, over all rounds: {absent}")
+    if part := who_is_missing(run, metric):
+        notes.append(f"{run.folder}: its {metric} is the mean over {part}")
     rounds, _ = run.column(metric)
     if rounds and rounds[-1] != run.done:
         notes.append(

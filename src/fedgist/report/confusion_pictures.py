@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgist.report.comparison import Row, Study
 from fedgist.report.drawing import FigureTable, Picture, new_figure, short, wrapped
+from fedgist.report.mean_counts import sentence
 from fedgist.report.row_styles import mixed, styles_of
 from fedgist.runs.columns import CONFUSION, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
@@ -72,6 +73,8 @@ def _picture(number: int, row: Row, color: str, counts: np.ndarray) -> Picture:
         f"{row.label}: test rows of all clients and seeds in the last round that counted them; "
         "shade: share of the true class."
     )
+    partial = sentence({row.label: row.runs}, over_clients("client", row.measure.name))
+    caption = f"{caption} {partial}".rstrip()
     return Picture(
         f"confusion-{number}", f"Confusion of classes: {row.label}", caption, figure, table
     )

@@ -26,6 +26,7 @@ from fedgist.report.drawing import (
     wrapped,
     write_figure,
 )
+from fedgist.report.mean_counts import sentence
 from fedgist.report.plot_elements import (
     End,
     byte_ticks,
@@ -82,6 +83,10 @@ class RunLines:
     @property
     def caption(self) -> str:
         """What lines and bands show, and which rows have no band."""
+        return " ".join(filter(None, (self._about_band, sentence(dict(self.rows), self.metric))))
+
+    @property
+    def _about_band(self) -> str:
         if self.band != "seeds":
             return CAPTIONS[self.band]
         lone = [label for label, runs in self.rows if len(with_metric(runs, self.metric)) == 1]

@@ -48,6 +48,7 @@ class FederationState:
     round: int | None = None
     attempt: int | None = None
     waiting_for: str = ""
+    scored: str = ""  # over how many clients the last mean is, and who is missing
     written: float | None = None
     sites: tuple[SiteState, ...] = ()
     problem: str = ""
@@ -78,6 +79,7 @@ def federation_of(table: Mapping[str, object], source: str = "the server") -> Fe
         round=_whole(table, "round"),
         attempt=_whole(table, "attempt"),
         waiting_for=_text(table, "waiting_for"),
+        scored=_text(table, "scored"),
         written=_number(table, "written"),
         sites=tuple(_site(entry) for entry in tables if isinstance(entry, dict)),
         problem=newer if version is not None and version > FORMAT else "",

@@ -16,6 +16,8 @@ from html import escape
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import printable
+from fedgist.runs.columns import COMPLETE, EXPECTED
+from fedgist.runs.record import Line
 
 MINUTE = 60  # seconds in a minute, and minutes in an hour
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -29,6 +31,21 @@ def percent(value: float | None, digits: int = 2) -> str:
 def score_text(value: float | None, measure: Metric) -> str:
     """Return a score with its unit; an unknown one as a dash."""
     return percent(None) if value is None or math.isnan(value) else measure.text(value)
+
+
+def replies(line: Line) -> str:
+    """Return how many clients of a round replied; an empty text if all did, or it is not known.
+
+    Of a round of before the column of clients, it is the number of replies in all stages.
+
+    >>> replies({"clients/expected": 20, "clients/complete": 7})
+    '7 of 20 replied'
+    """
+    orders = line.get(EXPECTED, line.get("clients/asked"))
+    answered = line.get(COMPLETE, line.get("clients/replied"))
+    if orders is None or answered is None or answered == orders:
+        return ""
+    return f"{answered:g} of {orders:g} replied"
 
 
 def seconds_left(rounds: Sequence[float], left: int) -> float | None:

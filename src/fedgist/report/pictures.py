@@ -27,6 +27,7 @@ from fedgist.report.drawing import (
     write_figure,
 )
 from fedgist.report.feature_pictures import of_features, saved
+from fedgist.report.mean_counts import sentence
 from fedgist.report.plot_elements import (
     End,
     boxes,
@@ -41,7 +42,7 @@ from fedgist.report.plot_elements import (
     whole_ticks,
 )
 from fedgist.report.row_styles import RowStyle, styles_of
-from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES
+from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import CLIENTS, FEATURES
 
@@ -95,6 +96,8 @@ def _over_clients(study: Study) -> Picture | None:
     )
     note = without_scores(runs)
     caption += f" {note[:1].upper()}{note[1:]}." if note else ""
+    rows_of = {row.label: row.runs for row in study.rows}
+    caption = f"{caption} {sentence(rows_of, over_clients('client', metric))}".rstrip()
     return Picture("over-clients", "Over clients", caption, figure, table)
 
 

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from fedgist.core.metrics import METRICS, Metric
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
-from fedgist.report.formatting import bytes_text, duration, score_text, seconds_left
+from fedgist.report.formatting import bytes_text, duration, replies, score_text, seconds_left
+from fedgist.report.mean_counts import marked, part_of
 from fedgist.report.terminal import column, say, words
 from fedgist.runs.columns import (
     ACCURACY,
@@ -77,6 +78,7 @@ class Plain:
         score = ""
         if self.column in line:
             text = score_text(line[self.column], self.measure)
+            text = marked(text, part_of(line, self.column))
             score = f"  {self.measure.title.lower()} {text}"
         # exactly 0 is the mean over no row: no phase learned anything
         loss = f"  loss {line['train/loss']:.4f}" if line.get("train/loss") else ""
@@ -87,7 +89,7 @@ class Plain:
         self.seconds.append(line["time/round_s"])
         left = seconds_left(self.seconds, self.last - line["round"])
         say(
-            f"round {line['round']}/{self.last}{score}{loss}{sent}  "
+            f"round {line['round']}/{self.last}{_beside(replies(line))}{score}{loss}{sent}  "
             f"{duration(line['time/round_s'])}{f', {duration(left)} left' if left else ''}"
         )
         for text in troubles(line):
@@ -136,11 +138,12 @@ class Live:
         """Move the bar."""
         self.sent += line["comm/up_bytes"] + line["comm/down_bytes"]
         if self.column in line:
-            self.score = score_text(line[self.column], self.measure)
+            text = score_text(line[self.column], self.measure)
+            self.score = marked(text, part_of(line, self.column))
         self.progress.update(
             self.bar,
             completed=line["round"],
-            sent=bytes_text(self.sent),
+            sent=bytes_text(self.sent) + _beside(replies(line)),
             score=self.score,
             description=self.name,
             refresh=True,
@@ -206,6 +209,10 @@ def _sent_before(folder: str, done: int) -> int:
     """Return the bytes that the recorded rounds of a resumed run sent."""
     lines = read_lines(Path(folder) / ROUNDS) if folder and done else []
     return sum((line.get(UP_BYTES) or 0) + (line.get(DOWN_BYTES) or 0) for line in lines)
+
+
+def _beside(text: str) -> str:
+    return f"  {text}" if text else ""
 
 
 def troubles(line: Line) -> list[str]:

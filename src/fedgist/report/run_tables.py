@@ -10,7 +10,8 @@ from itertools import groupby
 
 from fedgist.core.metrics import ALL_ROWS, METRICS, Metric
 from fedgist.report.comparison import common_metric
-from fedgist.report.formatting import Sheet, bytes_text, duration, percent, score_text
+from fedgist.report.formatting import Sheet, bytes_text, duration, percent, replies, score_text
+from fedgist.report.mean_counts import marked, marked_runs, part_of, sentence
 from fedgist.runs.columns import (
     DOWN_BYTES,
     EPSILON,
@@ -28,6 +29,7 @@ from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line
 
 NONE = percent(None)  # the text of an empty cell
+REPLIES = "replied"  # a column that is shown if not all answered in a shown round
 
 
 def overview(runs: Sequence[FinishedRun]) -> Sheet:
@@ -45,6 +47,7 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
     models = dict.fromkeys(name for run in runs for name in run.models(metric))
     scores = {score: _score, "spread": _spread, "one model": _one_model}
     scores |= {name: functools.partial(_score_of, name) for name in models}
+    missing = {_name(seeds): seeds for seeds in groups}
     cells = [{title: cell(measure, seeds) for title, cell in scores.items()} for seeds in groups]
     titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
@@ -57,7 +60,13 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
         ("method", *titles, "rounds", "sent up", "sent down") + (("epsilon",) if private else ()),
         lines,
-        "; ".join([_legend(titles, [n for n in models if n in titles]), *simulated(runs)]),
+        "; ".join(
+            [
+                _legend(titles, [n for n in models if n in titles]),
+                *simulated(runs),
+                *filter(None, [sentence(missing, groups[0][0].column_of(metric)) if runs else ""]),
+            ]
+        ),
     )
 
 
@@ -93,7 +102,8 @@ def _name(seeds: Sequence[FinishedRun]) -> str:
 
 
 def _score(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
-    return mean_and_error(_last_values(seeds, seeds[0].column_of(measure.name)), measure)
+    column = seeds[0].column_of(measure.name)
+    return marked(mean_and_error(_last_values(seeds, column), measure), marked_runs(seeds, column))
 
 
 def _spread(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
@@ -163,9 +173,13 @@ def rounds_sheet(
     columns = {score: main, "spread": spread_of(main) or ""}
     columns |= {name: of_server(name, ALL_ROWS, metric) for name in models}
     cells = [
-        {t: score_text(line.get(key), measure) for t, key in columns.items()} for line in rounds
+        {t: score_text(line.get(key), measure) for t, key in columns.items()}
+        | {score: marked(score_text(line.get(main), measure), part_of(line, main))}
+        | {REPLIES: replies(line).removesuffix(" replied") or NONE}
+        for line in rounds
     ]
     titles = _filled([score], cells) if models else [*columns]
+    titles += [REPLIES] if any(cells[place][REPLIES] != NONE for place in places) else []
     private = any(EPSILON in rounds[place] for place in places)
     lines = tuple(
         (str(rounds[place]["round"]), *(cells[place][title] for title in titles))

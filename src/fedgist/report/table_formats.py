@@ -13,6 +13,7 @@ from rich.text import Text
 from fedgist.errors import printable
 from fedgist.report.comparison import Row, Study
 from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
+from fedgist.report.mean_counts import marked_runs
 from fedgist.report.tables import sheets
 from fedgist.report.terminal import SheetView, blocks_of, words
 
@@ -127,6 +128,7 @@ def _row_data(row: Row) -> dict[str, Any]:
         data["target_reached"] = row.target.reached
     if row.versus:
         data |= {"p": row.versus.p, "p_holm": row.versus.p_holm}
+    data |= {"clients": marked_runs(row.runs, row.metric) or None}
     data |= _estimate_data(row)
     if row.paper:
         mean, error = (*(row.paper.accuracy or ()), None, None)[:2]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fedgist.core.metrics import Metric
 from fedgist.report.comparison import BEFORE, Paper, Row, Study, Target, against
 from fedgist.report.formatting import Sheet, bits_text, bytes_text, percent, printed
+from fedgist.report.mean_counts import marked, marked_runs, sentence
 from fedgist.report.run_tables import simulated
 from fedgist.report.stats import Estimate
 from fedgist.runs.columns import over_clients, spread_of
@@ -41,7 +42,9 @@ def sheets(study: Study) -> list[Sheet]:
 def _results(study: Study) -> Sheet:
     show = shower(study.measure)
     columns: dict[str, Cell] = {
-        "method": lambda row: row.label + (" *" if row.unfinished else ""),
+        "method": lambda row: (
+            marked(row.label, marked_runs(row.runs, row.metric)) + (" *" if row.unfinished else "")
+        ),
         "final": lambda row: show(row.final),
         "95 % interval": lambda row: _interval(row.final, show),
         "last 10": lambda row: show(row.last10),
@@ -59,6 +62,8 @@ def _results(study: Study) -> Sheet:
     caption += simulated(run for row in study.rows for run in row.runs)
     if any(row.unfinished for row in study.rows):
         caption.append("*: not every run is finished")
+    partial = sentence({row.label: row.runs for row in study.rows}, study.metric)
+    caption += [partial.removesuffix(".")] if partial else []
     return _sheet(_title(study), columns, study, ". ".join(caption))
 
 

@@ -19,6 +19,7 @@ from fedgist.report.drawing import (
     new_figure,
 )
 from fedgist.report.formatting import Sheet
+from fedgist.report.mean_counts import sentence
 from fedgist.report.plot_elements import End, draw_band, draw_level, draw_line, name_lines
 from fedgist.report.row_styles import RowStyle, styles_of
 from fedgist.report.stats import Estimate
@@ -106,6 +107,8 @@ def over(study: Study, key: str) -> Picture:
         caption += " Band: plus and minus its standard error."
     if any(line.without for line in lines):
         caption += " A level: without the setting."
+    partial = sentence({row.label: row.runs for row in study.rows}, study.metric)
+    caption = f"{caption} {partial}".rstrip()
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
 
 

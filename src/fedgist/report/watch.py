@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgist.report.formatting import Sheet, bytes_text, duration, score_text, seconds_left
+from fedgist.report.mean_counts import marked, part_of_run
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES, measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import ROUNDS
@@ -130,6 +131,7 @@ def score(run: FinishedRun) -> str:
     """Return the last score in the column to show; a score on validation rows says so."""
     column = shown_column(run)
     text = score_text(run.last(column), measured(column, run.metrics))
+    text = marked(text, part_of_run(run, column))
     return text if column == run.main else f"{text} (validation)"
 
 

@@ -26,9 +26,10 @@ from fedgist.report.federation_state import (
 )
 from fedgist.report.formatting import MINUTE, Sheet, bytes_text, duration, score_text
 from fedgist.report.html_templates import part, template
+from fedgist.report.mean_counts import who_is_missing
 from fedgist.report.row_styles import styles_of
 from fedgist.report.run_tables import epsilon_text
-from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES, measured
+from fedgist.runs.columns import COMPLETE, DOWN_BYTES, EPSILON, EXPECTED, UP_BYTES, measured
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line
@@ -198,9 +199,11 @@ def _facts(run: FinishedRun, kind: str) -> Facts:
     seconds = watch.left(run) if kind == watch.RUNNING else None
     last: Line = run.rounds[-1] if run.rounds else {}
     epsilon = run.last(EPSILON)
-    answered, orders = last.get("clients/replied"), last.get("clients/asked")
+    answered = last.get(COMPLETE, last.get("clients/replied"))
+    orders = last.get(EXPECTED, last.get("clients/asked"))
     facts = {
         watch.title_of(run): watch.score(run),
+        "scored": who_is_missing(run, watch.shown_column(run)),
         "time left": "" if seconds is None else duration(seconds),
         "sent up": bytes_text(run.total(UP_BYTES)),
         "sent down": bytes_text(run.total(DOWN_BYTES)),
@@ -310,6 +313,7 @@ def federation_view(
     facts = {
         "address": federation.address,
         "round": _number(federation.round),
+        "scored": federation.scored,
         "attempt": _number(federation.attempt) if federation.attempt != 1 else NONE,
         "run": federation.run,
         "written": NONE if age is None else f"{_age(age)} ago",

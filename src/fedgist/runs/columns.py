@@ -2,6 +2,9 @@
 
 Only this file composes and parses column names.
 
+- ``eval/<split>/count`` is the number of clients with a score, over which the means are taken.
+  ``eval/<split>/missing`` is the number of all others, if there are any. A metric that is defined
+  for fewer clients has its own ``<metric>_count``. Runs of before these columns have none.
 - ``eval/<split>/<metric>_mean`` and ``_std`` are statistics over clients; probes also have
   ``_min``. The prefix ``finetuned_`` before the metric stands for copies of the models that went
   through the phases before a test, and ``trained_`` for copies after the next round's local
@@ -22,6 +25,10 @@ from fedgist.core.metrics import ALL_ROWS, LOSS, METRICS, PROBES_BESIDE, Metric
 
 MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"
+COUNT, MISSING, COUNT_OF = "count", "missing", "_count"
+# of a round in which not all replied: clients that did in all stages, and clients that were needed
+COMPLETE, EXPECTED = "clients/complete", "clients/expected"
+UNSCORED = "unscored"  # key of a line: the clients without a score, with the reasons
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
 EPSILON = "privacy/epsilon"
@@ -96,6 +103,30 @@ def models_of(columns: Iterable[str], metric: str) -> list[str]:
     return names if len(names) > 1 else []  # one serves all: see :func:`of_all`
 
 
+def clients_in(line: Mapping[str, Any], column: str) -> tuple[int, int] | None:
+    """Return over how many clients a mean of a line is taken, and how many clients there are.
+
+    None stands for a column that is no mean over clients, and for a line that does not say.
+
+    >>> line = {"eval/client/count": 2, "eval/client/missing": 1}
+    >>> clients_in(line, "eval/client/accuracy_mean")
+    (2, 3)
+    """
+    split, _, name = column.rpartition("/")
+    statistic = next((s for s in (MEAN, STD, LEAST) if name.endswith(s)), None)
+    count = line.get(f"{split}/{COUNT}")
+    if statistic is None or not is_of_clients(column) or not isinstance(count, int):
+        return None
+    own = line.get(f"{split}/{name.removesuffix(statistic)}{COUNT_OF}", count)
+    return own, count + (line.get(f"{split}/{MISSING}") or 0)
+
+
+def is_count(column: str) -> bool:
+    """Return whether a column of an evaluation counts clients, so that it is no score."""
+    name = column.rpartition("/")[2]
+    return column.startswith("eval/") and (name in {COUNT, MISSING} or name.endswith(COUNT_OF))
+
+
 def is_confusion(column: str) -> bool:
     """Return whether a column holds counts (true class, predicted class), not a number.
 
@@ -130,6 +161,8 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     """
     if column in OTHERS:
         return OTHERS[column]
+    if is_count(column):
+        return Metric(column, "Clients", "", "higher")
     if column.startswith(f"{TRAIN_LOSS}/"):  # of one pool
         return OTHERS[TRAIN_LOSS]
     name = metric_of(column)

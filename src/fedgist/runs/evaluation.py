@@ -16,10 +16,21 @@ from fedgist.core.objective import Objective, RowPredictions
 from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import as_labels
 from fedgist.engines.engine import Scores
-from fedgist.errors import RecipeError
+from fedgist.errors import RecipeError, listed
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.best_round import check_selection
-from fedgist.runs.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
+from fedgist.runs.columns import (
+    CONFUSION,
+    COUNT,
+    COUNT_OF,
+    MISSING,
+    STD,
+    UNSCORED,
+    of_all,
+    of_server,
+    over_clients,
+    over_models,
+)
 from fedgist.runs.record import Line
 from fedgist.training.inference import rows_at_once
 from fedgist.world.data import check_moments
@@ -27,21 +38,24 @@ from fedgist.world.server_context import ServerContext
 from fedgist.world.server_sets import PartialTestSet
 
 MOST_ROWS = 1024  # rows that are evaluated together
+NO_ROWS = "no test rows"
 
 
 def columns(scores: Scores, split: str) -> Line:
     """Return mean and spread over clients of each model's metrics, as ``eval/<split>/...``.
 
-    Each client has the same weight, regardless of its number of rows. A client without a defined
-    metric is left out of the metric's mean. The spread is the population standard deviation over
-    clients.
+    Each client has the same weight, regardless of its number of rows. A client without rows is in
+    no mean, and one without a defined metric is left out of the metric's mean: ``count`` and
+    ``missing`` say so. The spread is the population standard deviation over clients.
     """
-    line: Line = {}
+    line = _counts(scores, split)
     for model, table in scores.models.items():
         for metric, values in table.values.items():
             defined = values[~values.isnan()]
             if not len(defined):
                 continue
+            if len(defined) != line[f"eval/{split}/{COUNT}"]:
+                line[over_clients(split, metric, model, COUNT_OF)] = len(defined)
             line[over_clients(split, metric, model)] = float(defined.mean())
             if metric != LOSS.name:
                 spread = float(defined.std(correction=0))
@@ -51,6 +65,57 @@ def columns(scores: Scores, split: str) -> Line:
     if scores.whole is not None:
         line |= {of_all(metric): value for metric, value in scores.whole.items()}
     return line
+
+
+def _counts(scores: Scores, split: str) -> Line:
+    """Return the number of clients with scored rows, and that of all others if there are any."""
+    table = scores.models.get("")
+    rows = [] if table is None else table.rows.tolist()
+    count = sum(number > 0 for number in rows)
+    missing = len(rows) - count + len(scores.missing)
+    others = {f"eval/{split}/{MISSING}": missing} if missing else {}
+    return {f"eval/{split}/{COUNT}": count} | others
+
+
+def unscored(scores: Scores, names: Sequence[str]) -> Line:
+    """Return the clients that could have a score and have none, each with the reason."""
+    entries = [
+        {"client": client, **({"name": names[client]} if names else {}), "reason": reason}
+        for client, reason in scores.missing
+    ]
+    return {UNSCORED: entries} if entries else {}
+
+
+def not_scored(rounds: Sequence[Line], clients: Sequence[Line], kept: int | None) -> list[Line]:
+    """Return the clients that are in no mean of the run's result, each with the reason.
+
+    The result is the last evaluation, or that of the round ``kept``.
+    """
+    column = f"eval/client/{COUNT}"
+    lines = [line for line in rounds if column in line and (kept is None or line["round"] <= kept)]
+    if not lines:
+        return []
+    last = lines[-1]["round"]
+    empty = [
+        {key: line[key] for key in ("client", "name") if key in line} | {"reason": NO_ROWS}
+        for line in clients
+        if (line["round"], line["split"], line.get("rows")) == (last, "client", 0)
+    ]
+    entries = [*lines[-1].get(UNSCORED, []), *empty]
+    return sorted(entries, key=lambda entry: entry["client"])
+
+
+def not_scored_notes(entries: Sequence[Line]) -> list[str]:
+    """Return a note for each reason why clients are in no mean of the result."""
+    names: dict[str, list[str]] = {}
+    for entry in entries:
+        who = str(entry.get("name", f"client {entry['client']}"))
+        names.setdefault(entry["reason"], []).append(who)
+    return [
+        f"{len(some)} client{'s are' if len(some) > 1 else ' is'} in no mean of the result "
+        f"({reason}): {listed(some)}"
+        for reason, some in names.items()
+    ]
 
 
 def per_client(scores: Scores, number: int, split: str) -> list[Line]:

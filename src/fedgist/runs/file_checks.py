@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist.errors import first_line, shown
-from fedgist.runs.columns import is_confusion
+from fedgist.runs.columns import UNSCORED, is_confusion, is_count
 
 LARGEST_NUMBER = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9
@@ -71,6 +71,7 @@ OF_ROUND = {
     "refused": ENTRIES,
     "absent": ENTRIES,
     "late": ENTRIES,
+    UNSCORED: ENTRIES,
     "events": TEXTS,
 }
 OF_CLIENT = {"round": ROUND, "client": ROUND, "split": TEXT, "name": TEXT, "model": TEXT}
@@ -93,6 +94,7 @@ OF_RESULT = {
     "kept_round": ROUND_OR_NONE,
     "time/total_s": COUNT,
     "versions": TABLE,
+    UNSCORED: ENTRIES,
 }
 
 
@@ -115,7 +117,7 @@ def fault_of_round(line: object) -> str:
     if not isinstance(line, dict):
         return f"is {shown(line)}, not a table"
     columns = {
-        key: COUNT if key.startswith(COUNTED) else NUMBER
+        key: COUNT if key.startswith(COUNTED) or is_count(key) else NUMBER
         for key in line
         if "/" in key and not is_confusion(key)
     }

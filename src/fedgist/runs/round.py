@@ -177,7 +177,7 @@ class Federation:
             self.releases.begin(number, self._stages_done(number), steps=self._steps)
         if self.under_way is None or self.under_way.record.number != number:
             record = RoundRecord(number, tuple(self.task.training.pools))
-            self.under_way = PartialRound(record, self._select(number, stages))
+            self.under_way = PartialRound(record, self._select(number, stages, record))
         now, began = self.under_way, time.perf_counter()  # sites were waited for before
         before = now.seconds
         for stage in stages[now.done :]:
@@ -190,9 +190,10 @@ class Federation:
         self.under_way = None
         return now
 
-    def _select(self, number: int, stages: Sequence[str]) -> list[Order]:
+    def _select(self, number: int, stages: Sequence[str], record: RoundRecord) -> list[Order]:
         """Draw the clients of a round, once for all of its stages."""
         online = self.side.online(number)
+        record.offline = len(self.side.clients) - len(online) if stages else 0
         if not (stages and online):
             return []
         ctx = self.context(stages[0], number)
@@ -201,6 +202,8 @@ class Federation:
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
         if strange := [order for order in chosen if not isinstance(order, Order)]:
             broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
+        if len({order.client for order in chosen}) < len(online):
+            record.offline = 0  # others were drawn in their place
         return self._with_neighbors(chosen, number)
 
     def _with_neighbors(self, orders: list[Order], number: int) -> list[Order]:
@@ -328,6 +331,8 @@ class Federation:
         for column, split in splits:
             scores = self.engine.score(ctx, orders, downs, split)
             line |= evaluation.columns(scores, column)
+            if column == "client":
+                line |= evaluation.unscored(scores, self.side.client_names)
             if column != "train":
                 details += evaluation.per_client(scores, number, column)
         return details

@@ -12,7 +12,7 @@ from fedgist.core.peer_method import PeerMethod
 from fedgist.core.replies import Asked
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
-from fedgist.runs.columns import DOWN_BYTES, TRAIN_LOSS, UP_BYTES
+from fedgist.runs.columns import COMPLETE, DOWN_BYTES, EXPECTED, TRAIN_LOSS, UP_BYTES
 from fedgist.runs.record import Line
 
 
@@ -70,7 +70,8 @@ class RoundRecord:
     A client with an order has replied, is *absent* (no answer in time), or is *refused* (its
     message or its download was not valid). A reply to an earlier round that arrives now is
     *late*. Replies and bytes are counted by architecture. Each of the ``pools`` is an architecture:
-    the line also has each pool's orders, replies, bytes and mean loss.
+    the line also has each pool's orders, replies, bytes and mean loss. ``offline`` clients would
+    have been asked, if they had been there.
     """
 
     number: int
@@ -85,6 +86,7 @@ class RoundRecord:
     up_bytes: Counts = field(default_factory=dict)
     down_bytes: Counts = field(default_factory=dict)
     wire_bytes: tuple[int, int] | None = None
+    offline: int = 0
 
     @property
     def failed(self) -> set[Asked]:
@@ -128,6 +130,11 @@ class RoundRecord:
         line: Line = {"round": self.number}
         line |= self._totals("clients/asked", num_asked)
         line |= self._totals("clients/replied", self.replied)
+        needed = {recipient.client for recipient in self.asked}
+        silent = {recipient.client for recipient in self.failed}
+        if silent or self.offline:
+            line[COMPLETE] = len(needed - silent)
+            line[EXPECTED] = len(needed) + self.offline
         entries = {
             "refused": [self._entry(recipient, reason) for recipient, reason in self.refused],
             "absent": [self._entry(recipient, reason) for recipient, reason in self.absent],

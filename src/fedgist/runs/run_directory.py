@@ -28,6 +28,7 @@ OF_A_RUN = (
     *(RESULT, RECIPE, PARTITION, METRICS_FILE),
 )
 LOCK = STATE.with_name("lock")
+PARTICIPANTS = "participants.csv"
 FEDERATION_STATE = STATE.with_name("federation.json")  # of a run with real sites
 PART = "clients-"  # how names of files of clients' state begin, beside the checkpoint
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended

@@ -25,9 +25,9 @@ from fedgist.errors import DiskFullError, RecipeError, Stopped, WorkerError, res
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
-from fedgist.runs.columns import described, of_main, tuned_over_clients
+from fedgist.runs.columns import UNSCORED, described, is_count, of_main, tuned_over_clients
 from fedgist.runs.corrections import lacking
-from fedgist.runs.evaluation import with_names
+from fedgist.runs.evaluation import not_scored, not_scored_notes, with_names
 from fedgist.runs.record import (
     FORMAT,
     FORMAT_KEY,
@@ -122,7 +122,7 @@ def run_server(
         if federation.best is not None:
             federation.restore(federation.best)
         save_features(federation, None)
-        notes += _end_notes(federation, record.rounds, observer)
+        notes += _end_notes(federation, record, observer)
         end = _result_of(side, record, notes, binding, time.perf_counter() - began)
         record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
     return federation, record, end
@@ -361,9 +361,11 @@ def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
         observer.note(note)
 
 
-def _end_notes(federation: Federation, lines: Sequence[Line], observer: Observer) -> list[str]:
+def _end_notes(federation: Federation, record: Record, observer: Observer) -> list[str]:
     """Return the notes on how the run ended, and show them."""
+    lines = record.rounds
     problems = [*_emptiness_notes(federation.side, lines), *_spent_budget_notes(federation)]
+    problems += not_scored_notes(_not_scored(federation.side, record))
     _show_notes(observer, problems)
     choice = selection_notes(federation.side, lines)
     for text in choice:
@@ -392,6 +394,7 @@ def _result_of(
         "rounds": record.rounds[-1]["round"],
         **outcome,
         **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
+        **({UNSCORED: missing} if (missing := _not_scored(side, record)) else {}),
         "communication": totals(record.rounds),
         "notes": list(notes),
         "versions": versions(),
@@ -403,6 +406,13 @@ def _result_of(
     }
 
 
+def _not_scored(side: ServerContext, record: Record) -> list[Line]:
+    """Return the clients that are in no mean of the run's result."""
+    selection, planned = selection_of(side), side.task.training.num_rounds
+    outcome = selection.outcome(record.rounds, planned) if selection else {}
+    return not_scored(record.rounds, record.clients, outcome.get("kept_round"))
+
+
 def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
     """Return a note if a run trained no client or evaluated nothing."""
     trained = [line for line in lines if line["round"] > 0]
@@ -412,7 +422,8 @@ def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
         why = "each is in the record with its reason" if num_asked else "nobody was online"
         notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
     expected = side.setup.privacy.share_measurements  # else clients keep their scores on purpose
-    if expected and not any(column.startswith("eval/") for line in lines for column in line):
+    columns = {column for line in lines for column in line if column.startswith("eval/")}
+    if expected and all(map(is_count, columns)):
         notes.append("nothing was measured: no model was scored in any round")
     return notes
 

@@ -21,7 +21,19 @@ import tomli_w
 
 from fedgist.core.metrics import LOSS, PROBE, PROBES_BESIDE
 from fedgist.errors import DataError, first_line, shown
-from fedgist.runs.columns import DOWN_BYTES, LEAST, MEAN, STD, TRAIN_LOSS, UP_BYTES, metric_of
+from fedgist.runs.columns import (
+    COUNT,
+    COUNT_OF,
+    DOWN_BYTES,
+    LEAST,
+    MEAN,
+    MISSING,
+    STD,
+    TRAIN_LOSS,
+    UNSCORED,
+    UP_BYTES,
+    metric_of,
+)
 from fedgist.runs.file_checks import fault_of_recipe, fault_of_result, fault_of_round
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line, read_bytes_or_empty
@@ -31,10 +43,11 @@ KIND, VERSION, TABLE_SEALED = "fedgist_run", 2, 1  # the last: of which only the
 TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
-EVENTS = ("refused", "absent", "late", "events")  # lists in a round's line
+STATISTICS = (MEAN, STD, LEAST, COUNT_OF)
+EVENTS = ("refused", "absent", "late", UNSCORED, "events")  # lists in a round's line
 OF_RESULT = (
     *("status", "computes", "rounds", "stopped_early", "kept_round", "rounds_raised"),
-    *("privacy", "notes", "versions"),
+    *("privacy", "notes", "versions", UNSCORED),
 )
 SEAL = '# sha256 = "'  # how the first line begins
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
@@ -206,8 +219,8 @@ def _is_kept(column: str, metric: str) -> bool:
     if not is_score:
         return False
     probes = (PROBE.name, *PROBES_BESIDE)
-    kept = {m + statistic for m in (metric, *probes) for statistic in ("", MEAN, STD, LEAST)}
-    return metric_of(column) in {*kept, f"{LOSS.name}{MEAN}"}
+    kept = {m + statistic for m in (metric, *probes) for statistic in ("", *STATISTICS)}
+    return metric_of(column) in {*kept, f"{LOSS.name}{MEAN}", COUNT, MISSING}
 
 
 def _with_own_numbers(recipe: dict[str, object]) -> dict[str, object]:
