@@ -85,8 +85,9 @@ predict        client  yes   evaluation  client's  every batch           logits 
 
 A client's key differs between clients, rounds and stages. A stage's key is the same for all
 clients. ``ctx.stage`` is one of the method's stages, ``"init"`` when a state is made, or
-``"evaluate"``. In a client's functions ``ctx.architecture`` names its architecture. Functions under ``torch.func.vmap`` may branch on stage and round, never on a
-tensor: use masks. Methods whose clients receive each other's messages have further functions:
+``"evaluate"``. In a client's functions ``ctx.architecture`` names its architecture. Functions under
+``torch.func.vmap`` may branch on stage and round, never on a tensor: use masks. Methods whose
+clients receive each other's messages have further functions:
 :class:`~fedgist.core.peer_method.PeerMethod`.
 """
 
