@@ -97,7 +97,7 @@ def world(
         "train": TRAIN,
         "engine": {"workers": 1, "checkpoint_every": 1},
     }
-    if not raw["clients"]["architectures"] and "name" not in sections.get("model", {}):
+    if not raw["clients"]["architectures"] and "name" not in (sections.get("model") or {}):
         raw["model"] = {"name": "mlp", "hidden": [5]}
     objects: dict[str, Any] = {"data": blobs(), "clients": rows()}
     objects["public"] = public_rows()
