@@ -496,15 +496,43 @@ def test_one_client_and_classes_that_nobody_has_run(clients: int, classes: int) 
         assert last["eval/client/accuracy_mean"] >= 0
 
 
-def test_a_bad_upload_is_refused_before_noise_is_added() -> None:
-    small = world("fedlog", privacy=RECORD | {"where": "local"})
+FROZEN = {"name": "mlp", "hidden": [5], "frozen": True}
+OVERFLOWS = [
+    (name, value, section)
+    for name in ("fedlog", "fedlog_c", "fedproto", "repshare")
+    for value in (torch.nan, torch.inf, 3e38)
+    for section in ({}, {"noise": "system"})
+]
+
+
+@pytest.mark.filterwarnings("ignore:model mlp. the frozen body:UserWarning")
+@pytest.mark.parametrize(("name", "value", "section"), OVERFLOWS)
+def test_a_row_that_is_not_finite_adds_nothing_and_refuses_nothing(
+    name: str, value: float, section: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # seen: one row of 3e38 refused the upload, which tells with certainty that the row is there
+    def nothing(values: torch.Tensor, *_: object) -> torch.Tensor:
+        return values
+
+    monkeypatch.setattr(privacy_of_records, "noised_array", nothing)
+    options = {"options": {"pick_rate": 0.5}} if name == "repshare" else {}
+    private = RECORD | {"where": "local"} | section
+    small = world(name, privacy=private, model=FROZEN, data={"normalize": "none"}, **options)
+    row = int(small.population.train[0][3])
     x = held(small.population.examples.x, "rows").clone()
-    x[small.population.train[1]] = torch.nan
+    x[row] = value
     examples = replace(small.population.examples, x=x)
     spoilt = replace(small, population=replace(small.population, examples=examples))
-    line, _ = federation(spoilt).advance()
-    assert [entry["client"] for entry in line["refused"]] == [1]
-    assert line["clients/replied"] == len(SIZES) - 1
+    rows = [part[part != row] for part in map(small.population.train.__getitem__, range(len(SIZES)))]
+    without = replace(small, population=replace(small.population, train=Rows.of(rows)))
+    fates = [run.population.examples.fates for run in (spoilt, without)]
+    assert (fates[0] is None) == (name != "repshare")
+    ends = [federation(each) for each in (spoilt, without)]
+    lines = [fed.advance()[0] for fed in ends]
+    assert "refused" not in lines[0]
+    assert lines[0]["clients/replied"] == len(SIZES)
+    one, other = (named(fed.server) for fed in ends)
+    assert close(one, other)
 
 
 @pytest.mark.parametrize("engine", [local_engine, loopback])

@@ -37,7 +37,7 @@ MEASURED = (
     "real sites keep theirs (privacy.share_measurements)"
 )
 HELD = (
-    "this simulation's folder holds what is not part of epsilon: class counts, and clients' models "
+    "simulated: this folder holds what is not part of epsilon: class counts, and clients' models "
     "in the checkpoint and in exports; real sites keep theirs"
 )
 SIMULATED = (
