@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedgist
+from fedgist.core import privacy as privacy_of_records
 from fedgist.core.method import ClientInfo, Context, Order
 from fedgist.core.privacy import Privacy
 from fedgist.core.replies import gather
@@ -523,7 +524,9 @@ def test_a_row_that_is_not_finite_adds_nothing_and_refuses_nothing(
     x[row] = value
     examples = replace(small.population.examples, x=x)
     spoilt = replace(small, population=replace(small.population, examples=examples))
-    rows = [part[part != row] for part in map(small.population.train.__getitem__, range(len(SIZES)))]
+    rows = [
+        part[part != row] for part in map(small.population.train.__getitem__, range(len(SIZES)))
+    ]
     without = replace(small, population=replace(small.population, train=Rows.of(rows)))
     fates = [run.population.examples.fates for run in (spoilt, without)]
     assert (fates[0] is None) == (name != "repshare")

@@ -63,6 +63,7 @@ def test_a_client_that_train_rows_leaves_without_rows_is_named(tmp_path: Path) -
     assert len(world_of(make(raw | split)).partition.train) == 2
 
 
+@pytest.mark.filterwarnings("ignore:1 client is in no mean:UserWarning")
 def test_clients_keep_their_names(tmp_path: Path) -> None:
     result = run(recipe(hospitals(tmp_path, HOSPITALS)), out=tmp_path / "run")
     split = json.loads((tmp_path / "run" / "partition.json").read_text())
@@ -85,6 +86,7 @@ def contents(file: Path) -> object:
     return {name: array.tolist() for name, array in load_file(file).items()}
 
 
+@pytest.mark.filterwarnings("ignore:1 client is in no mean:UserWarning")
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_commands_take_names(tmp_path: Path, command: str) -> None:
     file = hospitals(tmp_path, HOSPITALS)
