@@ -93,8 +93,8 @@ def not_scored(rounds: Sequence[Line], clients: Sequence[Line], kept: int | None
     """
     column = f"eval/client/{COUNT}"
     lines = [line for line in rounds if column in line and (kept is None or line["round"] <= kept)]
-    if not lines:
-        return []
+    if not lines or (not lines[-1][column] and not lines[-1].get(UNSCORED)):
+        return []  # no client has test rows: there is no mean to be missing from
     last = lines[-1]["round"]
     empty = [
         {key: line[key] for key in ("client", "name") if key in line} | {"reason": NO_ROWS}
