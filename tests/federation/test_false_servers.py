@@ -34,6 +34,7 @@ from fedgist.federation.kits import Kit, read_kit
 from fedgist.federation.run_plan import digest_of_recipe, recipe_text
 from fedgist.federation.site_agent import SiteAgent
 from fedgist.federation.site_file import SiteFile, SiteTable
+from fedgist.recipe.reading import recorded
 from fedgist.recipe.schema import EngineSection
 from intruders import HUNG_S, MODEL, Script, fake_server, issued, make_kits, site_kit
 from three_sites import NAMES, parsed, recipe, write_rows
@@ -355,6 +356,18 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         recipe("fedavg", model=MODEL, data={"public": {"name": "npz", "path": "/etc/shadow"}}),
         "data.public.path names a file, which a server may not do",
     ),
+    "5,000 layers": (
+        recipe("fedavg", model={"name": "mlp", "hidden": [1] * 5000}),
+        "model has a list of 5000 numbers; a site accepts 200",
+    ),
+    "5,000 layers of an architecture": (
+        recipe("fedlog", clients={"architectures": {"a": {"model": "mlp", "hidden": [1] * 5000}}}),
+        "clients.architectures has a list of 5000 numbers; a site accepts 200",
+    ),
+    "20,000 classes": (
+        recipe("fedavg", model=MODEL, data={"classes": [f"class {i}" for i in range(20_000)]}),
+        "data.classes has 20000 names; a site accepts 10000",
+    ),
     "public texts": (
         recipe("fedavg", model=MODEL, data={"public": {"name": "text_file", "file": "/etc/x"}}),
         "data.public.file names a file, which a server may not do",
@@ -448,7 +461,29 @@ POLICIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "epsilon": ({"epsilon": 1.0}, PLAIN, "policy.epsilon = 1, and the run has no differential"),
     "upload": ({"largest_upload": 100}, PLAIN, r"policy.largest_upload = 100; an upload of stage"),
     "classes": ({"least_rows": 10_000}, PLAIN, "policy leaves no training rows"),
+    "steps": ({}, recipe("fedavg", model=MODEL, train={"local_epochs": 10**9}), "most_local_steps"),
+    "steps of a method": (
+        {"most_local_steps": 60},
+        recipe("fedrep", model=MODEL, method={"name": "fedrep", "head_epochs": 50}),
+        r"policy.most_local_steps = 60; a round has \d\d+",
+    ),
+    "parameters": (
+        {"most_parameters": 1000},
+        recipe("fedavg", model={"name": "mlp", "hidden": [1000]}),
+        r"policy.most_parameters = 1000; the recipe's models have 75010",
+    ),
 }
+
+
+@pytest.mark.parametrize("key", ["root", "seed", "classes"])
+def test_a_key_that_a_source_fills_itself_is_unknown(key: str, tmp_path: Path) -> None:
+    # seen: a TypeError, "load_data() got multiple values for keyword argument 'root'"
+    write_rows(tmp_path)
+    public = parsed(recipe("fedavg", model=MODEL, data={"public": {"name": "mnist"}}))
+    text = recipe_text(public).replace('name = "mnist"', f'name = "mnist"\n{key} = "/etc"')
+    plan = plan_of(text, digest=digest_of_recipe(recorded(text)))
+    with pytest.raises(FedgistError, match=f"data.public.{key}: unknown key of mnist"):
+        site(tmp_path).prepare(plan)
 
 
 @pytest.mark.slow
@@ -463,7 +498,7 @@ def test_a_run_outside_the_policy_is_refused_before_training(
     write_rows(tmp_path)
     policy, raw, says = POLICIES[name]
     agent = site(tmp_path, policy=policy)
-    with pytest.raises(SiteError, match=says):
+    with pytest.raises(FedgistError, match=says):
         agent.prepare(plan_of(raw))
     assert "does not take part" in (agent.folder / "audit.log").read_text()
     assert not (agent.folder / "ledger.json").exists()

@@ -43,7 +43,6 @@ from fedgist.federation.sites_engine import LOOK_S, SitesEngine
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
-from fedgist.runs import atomic_files as files
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.record import RECIPE
 from fedgist.runs.round import Federation, Observer, start_server
@@ -208,9 +207,9 @@ class _Run:
         if number is None:
             self.finish(federation)
             return
-        path = self.state.folder / PARTICIPANTS
+        before = (self.state.folder / PARTICIPANTS).read_bytes().decode()
         lines = "".join(f"{number},{site}\r\n" for site in sorted(self.engine.took_part))
-        files.append(path, lines.encode())
+        self.state.write_participants(before + lines)
 
     def finish(self, federation: Federation) -> None:
         """Send each site that took part its last download, with which its model is complete."""
@@ -264,7 +263,7 @@ def _run_of(
 
 def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:
     """Do the rounds, and end the connections as the run ended."""
-    _cut_participants(run.state.folder, place.saved.round if place.saved else -1)
+    _cut_participants(run.state, place.saved.round if place.saved else -1)
     try:
         run_server(
             run.side,
@@ -284,12 +283,12 @@ def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:
         run.server.close()
 
 
-def _cut_participants(folder: Path, last: int) -> None:
+def _cut_participants(state: RunStateFile, last: int) -> None:
     """Drop the participants of rounds after the checkpoint, which are done again."""
-    path, header = folder / PARTICIPANTS, "round,client"
+    path, header = state.folder / PARTICIPANTS, "round,client"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else [header]
     kept = [line for line in lines[1:] if int(line.partition(",")[0]) <= last]
-    files.write(path, "".join(f"{line}\r\n" for line in [header, *kept]))
+    state.write_participants("".join(f"{line}\r\n" for line in [header, *kept]))
 
 
 def _side(recipe: Recipe, state: RunStateFile, observer: Observer) -> ServerContext:

@@ -19,7 +19,9 @@ from fedgist.errors import CheckpointError, OutputError, first_line
 from fedgist.federation.run_plan import Hex
 from fedgist.recipe.section import CLOSED
 from fedgist.runs import atomic_files as files
-from fedgist.runs.run_directory import FEDERATION_STATE
+from fedgist.runs.digests import of_text
+from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS
+from fedgist.runs.sealing import WHOLE, of_file, of_table
 
 LOG = logging.getLogger(__name__)
 STATUS = "federation.json"
@@ -30,6 +32,8 @@ class RunState(BaseModel):
 
     ``begun`` is a round and the sites that were ready for it: if the server is killed, the round is
     done again with the same sites. ``finished`` are the sites that have their last download.
+    ``participants`` are the digests of the file of participants before and after it was last
+    written. ``whole`` is the digest of all the rest.
     """
 
     model_config = CLOSED
@@ -40,6 +44,12 @@ class RunState(BaseModel):
     begun: tuple[int, tuple[int, ...]] | None = None
     last: dict[int, StageKey] = {}
     finished: tuple[int, ...] = ()
+    participants: tuple[str, str] | None = None
+    whole: str = ""
+
+    def digest(self) -> str:
+        """Return the digest of all but itself."""
+        return of_text(self.model_dump_json(exclude={"whole"}))
 
 
 @dataclass
@@ -55,7 +65,7 @@ class RunStateFile:
         """Return the state of the run in a folder, or that of a new run with these sites."""
         path = folder / FEDERATION_STATE
         try:
-            return RunStateFile(folder, RunState.model_validate_json(path.read_bytes()))
+            state = RunState.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             new = RunStateFile(folder, RunState(run=secrets.token_hex(8), names=tuple(names)))
             new.write()
@@ -64,6 +74,22 @@ class RunStateFile:
             raise CheckpointError(
                 f"{path} cannot be read ({first_line(error)}): put it back from a copy"
             ) from error
+        if state.whole != state.digest():
+            raise CheckpointError(f"{path} was changed: put it back from a copy")
+        written = RunStateFile(folder, state)
+        if state.participants and written.digest_of_participants() not in state.participants:
+            file = folder / PARTICIPANTS
+            raise CheckpointError(f"{file} is missing or was changed: put it back from a copy")
+        return written
+
+    def digest_of_participants(self) -> str:
+        """Return the digest of the file of participants; an empty text if there is none."""
+        return of_file(self.folder / PARTICIPANTS)
+
+    def write_participants(self, text: str) -> None:
+        """Write the file of participants, after the digests of the old and of the new one."""
+        self._change(participants=(self.digest_of_participants(), of_text(text)))
+        files.write(self.folder / PARTICIPANTS, text)
 
     def begin(self, number: int, sites: Collection[int]) -> None:
         """Write down the sites of a round before it begins."""
@@ -83,6 +109,7 @@ class RunStateFile:
 
     def write(self) -> None:
         """Write the state."""
+        self.state = self.state.model_copy(update={"whole": self.state.digest()})
         text = json.dumps(self.state.model_dump(mode="json"), indent=2)
         files.write(self.folder / FEDERATION_STATE, text + "\n")
 
@@ -191,7 +218,8 @@ class StatusBoard:
         """Write the state into the run directory. Rounds and sites do so from two threads."""
         with self.writing:
             self.changed, self.written = False, time.monotonic()
-            text = json.dumps(self.plain()) + "\n"
+            table = self.plain()
+            text = json.dumps(table | {WHOLE: of_table(table)}) + "\n"
             try:
                 files.write(self.folder / STATUS, text, durable=False)
             except (OSError, OutputError) as error:  # it is only a view: the run goes on

@@ -11,6 +11,7 @@ from fedgist.federation import audit_log
 from fedgist.federation.recipe_check import as_federated, check_setup
 from fedgist.federation.site_file import FILES, LEAST_ROWS_TELL, SiteFile
 from fedgist.federation.site_ledger import BudgetError, Ledger, Limits, Spent
+from fedgist.federation.site_limits import check_lists
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe, flat, own_places, read
 from fedgist.recipe.resolve import Setup
@@ -22,10 +23,11 @@ WORK = ("engine", "federation", "paper", "tune")
 
 
 def check_names(recipe: Recipe, site: SiteFile) -> None:
-    """Raise SiteError if a recipe names a method, code or files that the site does not allow.
+    """Raise SiteError if a recipe names a method, code, files or sizes that are not allowed.
 
     This comes before anything that the recipe names is imported or read.
     """
+    check_lists(recipe)
     policy, file = site.policy, site.file
     allowed = policy.methods or tuple(METHODS)
     method = base_name(recipe.method.name)

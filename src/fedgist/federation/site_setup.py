@@ -32,6 +32,7 @@ from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import OwnerError, SiteError, first_line
 from fedgist.federation.server_setup import PRIVATE, message_forms, server_context
 from fedgist.federation.site_file import SiteFile
+from fedgist.federation.site_limits import check_size, check_steps
 from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import FederationSection
@@ -41,7 +42,7 @@ from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import Setup, resolve
 from fedgist.recipe.schema import EngineSection
-from fedgist.recipe.section_options import with_checked_options
+from fedgist.recipe.section_options import check_public, with_checked_options
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.client_settings import settings_in
 from fedgist.world.data import read_data, validation_draw, with_fates
@@ -91,11 +92,15 @@ def site_part(
         If the site's data or model do not fit the recipe, with both values.
     """
     setup = setup_at_site(recipe, site)
+    check_size(setup, site, names)
     side = server_context(setup, names, say)
     with rows_stay_home(setup):
         data, left_out = _rows(setup, site, secret, say)
         population = _population(setup, side, data, number, secret)
         check_rows(setup.privacy, data, population.train, population.validation)
+    private = setup.privacy.unit != "none"
+    most = setup.clients.max_rows if private else len(population.train[0])
+    check_steps(side, number, most or 0, site)
     client = side.clients[number]
     task = task_of_site(_with_private_model(setup, side.task, site, secret), client.architectures)
     own = settings_of(setup, task, names)
@@ -312,7 +317,9 @@ def setup_at_site(recipe: Recipe, site: SiteFile) -> Setup:
     if recipe.data.public is not None and site.table.public:
         public = recipe.data.public.model_dump() | site.public_options
         changes["data.public"] = public
-    return resolve(recipe.changed(changes), Overrides(root=site.data_root))
+    here = recipe.changed(changes)
+    check_public(here)
+    return resolve(here, Overrides(root=site.data_root))
 
 
 def data_section(setup: Setup, site: SiteFile) -> Data:

@@ -81,13 +81,18 @@ def _data(recipe: Recipe, changed: Collection[str]) -> Update:
     sections, notes = _section(
         "data", recipe.data, data_source(recipe.data.name), NO_OPTIONS, changed
     )
-    if (public := recipe.data.public) is not None:
-        source = SOURCES[public.name] if public.name else no_source
-        check_options(source, public.options, public.name or "it", "data.public", NO_OPTIONS)
+    check_public(recipe)
     rows = recipe.data.train_rows
     if rows is not None and "data.name" in changed and "data.train_rows" not in changed:
         notes.append(f"data.train_rows = {rows} of the recipe is kept: only so many rows are used")
     return sections, notes
+
+
+def check_public(recipe: Recipe) -> None:
+    """Check the options of a recipe's public rows."""
+    if (public := recipe.data.public) is not None:
+        source = SOURCES[public.name] if public.name else no_source
+        check_options(source, public.options, public.name or "it", "data.public", NO_OPTIONS)
 
 
 def _partition(recipe: Recipe, changed: Collection[str]) -> Update:

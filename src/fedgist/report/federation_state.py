@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgist.runs.record import read_table
+from fedgist.runs.sealing import WHOLE, of_table
 
 FEDERATION = "federation.json"
 FORMAT = 1
@@ -61,6 +62,8 @@ def read_federation(folder: Path) -> FederationState | None:
         return None
     problems: list[str] = []
     table = read_table(path, json.loads, problems)
+    if not problems and WHOLE in table and table[WHOLE] != of_table(table):
+        problems = [f"{path} was changed since the server wrote it"]
     return FederationState(problem=problems[0]) if problems else federation_of(table, str(path))
 
 

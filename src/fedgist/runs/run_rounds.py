@@ -49,6 +49,7 @@ from fedgist.runs.releases import Releases, read_releases
 from fedgist.runs.resuming import binding_of, check_binding, check_features, of_server
 from fedgist.runs.round import Federation, Observer, call_optional, start_server
 from fedgist.runs.round_record import PausedError
+from fedgist.runs.run_directory import PARTICIPANTS
 from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
 from fedgist.runs.stop_signals import stoppable
 from fedgist.world.server_context import ServerContext
@@ -247,7 +248,8 @@ def _seal_again(folder: Path, record: Record, saved: Checkpoint, binding: Bindin
 
 def _files(folder: Path, record: Record) -> dict[str, str]:
     """Return the digests of the run's files, except the files of lines."""
-    return {**record.files, **of_files(folder, features_in(folder))}
+    beside = [name for name in (PARTICIPANTS,) if (folder / name).exists()]
+    return {**record.files, **of_files(folder, [*features_in(folder), *beside])}
 
 
 def _do_rounds(

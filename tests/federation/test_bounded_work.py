@@ -1,0 +1,59 @@
+"""A server cannot make a site train, or score, as often as it likes (policy.most_requests)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgist.core.tree import map_leaves
+from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.federation.site_agent import SiteAgent
+from private_sites import ANY_SIZE, plan_of, request, side_of, site_file
+from three_sites import recipe, write_rows
+
+MOST = 3
+PLAIN: dict[str, Any] = {"model": {"name": "mlp", "hidden": [8]}}
+
+
+def answer(agent: SiteAgent, header: Header, down: Any) -> Header:
+    return unseal(agent.answer(seal(header, {"download": down})), ANY_SIZE)[0]
+
+
+def asked(side: Any, number: int, **header: Any) -> tuple[Header, Any]:
+    first, messages = unseal(request(side, number), ANY_SIZE)
+    return first.model_copy(update={"messages": {}, **header}), messages["download"]
+
+
+@pytest.mark.slow
+def test_a_stage_is_trained_with_other_downloads_as_often_as_the_policy_says(
+    tmp_path: Path,
+) -> None:
+    # seen: policy.most_rounds = 1, and one round was trained 20 times
+    write_rows(tmp_path)
+    side = side_of(recipe("fedavg", **PLAIN))
+    agent = SiteAgent(site_file(tmp_path, epsilon=None, most_requests=MOST))
+    agent.prepare(plan_of(side))
+    for number in (1, 2):
+        header, down = asked(side, number)
+        downs = [map_leaves(lambda leaf, k=k: leaf + k, down) for k in range(MOST + 2)]
+        answers = [answer(agent, header, each) for each in downs]
+        assert [a.purpose for a in answers] == ["reply"] * MOST + ["refusal"] * 2
+        assert answers[-1].reason.endswith("this site's policy.most_requests")
+        assert answers[-1].kind == "policy"
+        for _ in range(2 * MOST):  # what is given again from memory does not count
+            assert answer(agent, header, downs[MOST - 1]).purpose == "reply"
+
+
+@pytest.mark.slow
+def test_scores_are_bounded_for_each_round_and_set_of_rows(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    side = side_of(recipe("fedavg", **PLAIN))
+    agent = SiteAgent(site_file(tmp_path, epsilon=None, most_requests=MOST))
+    agent.prepare(plan_of(side))
+    for number, split in ((1, "client"), (1, "train"), (2, "client")):
+        about = {"purpose": "score", "stage": "evaluate", "split": split}
+        header, down = asked(side, number, **about)
+        purposes = [answer(agent, header, down).purpose for _ in range(MOST + 1)]
+        assert purposes == ["reply"] * MOST + ["refusal"]
