@@ -61,8 +61,8 @@ def check_approved(recipe: Recipe, site: SiteFile) -> None:
     """Raise SiteError, with both values, if a recipe differs from the one that was approved."""
     if site.policy.recipe is None:
         return
-    approved = as_federated(read(site.file.parent / site.policy.recipe))
-    ours, theirs = (_settings(each) for each in (approved, recipe))
+    approved = read(site.file.parent / site.policy.recipe)
+    ours, theirs = (_settings(as_federated(each)) for each in (approved, recipe))
     for key in dict.fromkeys([*ours, *theirs]):
         if ours.get(key) != theirs.get(key):
             raise SiteError(
