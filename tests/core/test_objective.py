@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgist.core import random
+from fedgist.core import class_metrics, random
 from fedgist.core.batch import Batch
-from fedgist.core.class_metrics import ClassPredictions
+from fedgist.core.class_metrics import ClassPredictions, LabelledPredictions
 from fedgist.core.classes import Classes
 from fedgist.core.metrics import CLASS_METRICS, LOSS, METRICS, OBJECTIVES
 from fedgist.errors import InputError
@@ -145,6 +145,18 @@ def test_only_the_metrics_chosen_are_measured_and_scores_kept_for_them() -> None
     assert set(values) == {"macro_f1", "loss"}
     with pytest.raises(InputError, match="unknown metric 'acuracy'; did you mean 'accuracy'"):
         Classes(CLASSES, ("acuracy",))
+
+
+def test_a_confidence_on_the_edge_of_a_bin_is_in_the_bin_below() -> None:
+    # 0.6 * 15 = 9: rejects bins that are open on the right, where both rows are in one bin
+    scores = torch.tensor([[[0.6, 0.4], [0.62, 0.38]]], dtype=torch.float64)
+    y, none = torch.tensor([[0, 1]]), torch.zeros(1, 2)
+    rows = LabelledPredictions(
+        ClassPredictions(none, torch.zeros(1, 2, dtype=torch.int64), scores), y, y >= 0, 2
+    )
+    seen = float(class_metrics.calibration_error(rows))
+    assert seen == pytest.approx((abs(1 - 0.6) + abs(0 - 0.62)) / 2)
+    assert seen != pytest.approx(abs((1 - 0.6) + (0 - 0.62)) / 2)
 
 
 def test_every_metric_says_its_unit_and_which_end_is_better() -> None:

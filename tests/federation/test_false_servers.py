@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedgist.engines.envelope import Header, seal
-from fedgist.errors import FedgistError, MessageError, SiteError
+from fedgist.errors import FedgistError, MessageError, OwnerError, SiteError
 from fedgist.federation import site_agent
 from fedgist.federation.certificates import Role, sign
 from fedgist.federation.frames import (
@@ -256,6 +256,22 @@ def test_the_servers_own_request_is_answered(kits: Path) -> None:
     with fake_server(kit, kit.root, script) as port:
         agent = visit(port, site_kit(kits, "berlin"))
     assert agent.answered == [request_envelope()]
+
+
+def test_what_rows_decide_ends_the_site_and_is_not_told(kits: Path) -> None:
+    # seen: twelve plans with other clients.max_rows told the number of training rows
+    kit, heard = read_kit(kits / "server"), []
+
+    def script(received: Iterator[bytes]) -> Iterator[bytes]:
+        next(received)
+        yield plan_with(kit.certificate, run="ab" * 8, digest="cd" * 32, number=0)
+        heard.extend(received)
+
+    with fake_server(kit, kit.root, script) as port:
+        dialing = replace(site_kit(kits, "berlin"), address=f"localhost:{port}")
+        with pytest.raises(OwnerError):
+            Connection(dialing, Failing(error=OwnerError("365 rows"))).run()
+    assert heard == []
 
 
 @dataclass

@@ -246,6 +246,17 @@ def test_numbers_are_only_added(names: list[str], revoked: set[int]) -> None:
             roster.with_site(name)
 
 
+def test_a_name_is_revoked_when_all_its_certificates_are() -> None:
+    # rejects a name that goes with the first of its certificates: a renewal revokes the old one
+    roster = Roster("sepsis").with_site("ulm")
+    assert not roster.is_revoked("ulm")
+    roster = roster.with_certificate("ulm", 1, "aa").with_certificate("ulm", 2, "bb")
+    assert [roster.with_revoked(some).is_revoked("ulm") for some in ({1}, {2}, {3}, {1, 2})] == [
+        *(False, False, False),
+        True,
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -14,7 +14,7 @@ import pytest
 
 from fedgist.engines.engine import Answer
 from fedgist.engines.remote_engine import Patience
-from fedgist.errors import FederationError, Stopped
+from fedgist.errors import CheckpointError, FederationError, Stopped
 from fedgist.federation.federation_server import RosterFile, SiteDesk
 from fedgist.federation.roster import ROSTER, Roster, write_roster
 from fedgist.federation.run_plan import Greeting, Hello, Plan, Versions, outlines
@@ -24,7 +24,9 @@ from fedgist.federation.site_wire import SiteWire
 from fedgist.federation.sites_engine import SitesEngine
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.resolve import resolve
+from fedgist.report.federation_state import read_federation
 from fedgist.runs.round import context
+from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS
 from three_sites import NAMES, SAME, parsed, recipe
 
 THREADS, SITES, WRITES = 4, 50, 400
@@ -172,3 +174,50 @@ def test_a_stage_under_way_says_whose_reply_it_waits_for(tmp_path: Path) -> None
     engine.stage = "round 2, train goes on with 2 of 3 at 12:04, or with all"
     assert not list(wire.exchange([(0, (b"",)), (2, (b"",))], 0.01, 100))
     assert board.waiting_for == f"waiting for berlin, ulm; {engine.stage}"
+
+
+def test_an_edited_state_or_list_of_participants_is_refused(tmp_path: Path) -> None:
+    # seen: neither was sealed by anything
+    folder = tmp_path / "run"
+    first = RunStateFile.open(folder, NAMES)
+    first.write_participants("round,client\r\n")
+    first.write_participants("round,client\r\n1,0\r\n1,2\r\n")
+    first.begin(2, [0, 1])
+    assert RunStateFile.open(folder, NAMES).state == first.state
+    participants, state = folder / PARTICIPANTS, folder / FEDERATION_STATE
+    for path, text in (
+        (participants, "round,client\r\n1,0\r\n1,1\r\n"),
+        (participants, ""),
+        (state, state.read_text().replace('"begun": [', '"begun" : [').replace("2,", "3,", 1)),
+    ):
+        before = path.read_bytes()
+        path.write_text(text, newline="")
+        with pytest.raises(CheckpointError, match="changed: put it back from a copy"):
+            RunStateFile.open(folder, NAMES)
+        path.write_bytes(before)
+    participants.unlink()
+    with pytest.raises(CheckpointError, match="is missing or was changed"):
+        RunStateFile.open(folder, NAMES)
+
+
+def test_a_kill_between_the_state_and_the_participants_is_no_damage(tmp_path: Path) -> None:
+    state = RunStateFile.open(tmp_path, NAMES)
+    state.write_participants("round,client\r\n")
+    before = (tmp_path / PARTICIPANTS).read_bytes()
+    state.write_participants("round,client\r\n1,0\r\n")
+    (tmp_path / PARTICIPANTS).write_bytes(before)
+    RunStateFile.open(tmp_path, NAMES)
+
+
+def test_an_edited_view_of_a_federation_says_so(tmp_path: Path) -> None:
+    board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
+    board.sites = {0: SiteStatus("berlin", 0)}
+    board.saw(0, "ready")
+    seen = read_federation(tmp_path)
+    assert seen is not None
+    assert (seen.problem, seen.sites[0].state) == ("", "ready")
+    text = (tmp_path / STATUS).read_text()
+    (tmp_path / STATUS).write_text(text.replace('"ready"', '"revoked"'))
+    changed = read_federation(tmp_path)
+    assert changed is not None
+    assert changed.problem.endswith("was changed since the server wrote it")

@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedgist.errors import FedgistError, InputError
+from fedgist.engines.envelope import Header
+from fedgist.errors import FedgistError, InputError, MessageError, OwnerError
 from fedgist.federation.recipe_check import as_federated, check_stated
 from fedgist.federation.server_setup import PRIVATE, server_context
 from fedgist.federation.site_file import SiteFile, SiteTable, read_site_file
-from fedgist.federation.site_policy import check_approved, check_names, check_run, described
+from fedgist.federation.site_policy import (
+    ReleasePolicy,
+    check_approved,
+    check_names,
+    check_run,
+    described,
+)
+from fedgist.federation.site_process import check_rows_of_owner
 from fedgist.federation.site_setup import allowed_rows, plain_data, site_part, try_training
 from fedgist.recipe.resolve import resolve
 from fedgist.world.privacy_budget import PrivacyBudget
@@ -275,3 +283,72 @@ def test_more_rows_than_the_recipe_allows_are_refused_at_the_site(rows: Path) ->
     text = parsed(recipe("fedlog", clients={"max_rows": 100}, **SAME))
     with pytest.raises(InputError, match=r"has 365 training rows; the recipe states clients.max_r"):
         site_part(text, NAMES, 0, site(rows), secret=1)
+
+
+def test_least_rows_beside_a_budget_is_refused(rows: Path, tmp_path: Path) -> None:
+    # seen: a row more let five rows in, epsilon 5.0 of a claimed 1; the guide had both keys
+    (tmp_path / "site.toml").write_text(
+        '[data]\nname = "npz"\npath = "x.npz"\n[policy]\nepsilon = 3.0\nleast_rows = 2\n'
+    )
+    with pytest.raises(InputError, match=r"name the rare classes in policy\.never_released"):
+        read_site_file(tmp_path / "site.toml")
+    privacy = {"unit": "record", "where": "local", "epsilon": 1, "delta": 1e-5, "clip": 5}
+    private = parsed(
+        recipe("fedlog", **SAME, clients={"max_rows": 900}, privacy=privacy | {"noise": "system"})
+    )
+    own = site(rows, policy={"least_rows": 2, "max_rows": 900})  # without a limit of its own
+    with pytest.raises(InputError, match=r"policy\.least_rows above 1 lets one row decide"):
+        check_run(resolve(private), own)
+
+
+def test_a_private_sites_facts_are_those_of_its_owner_and_the_rows_are_not_asked(
+    rows: Path,
+) -> None:
+    privacy = {"unit": "record", "where": "local", "epsilon": 1, "delta": 1e-5, "clip": 5}
+    private = parsed(
+        recipe("fedlog", **SAME, clients={"max_rows": 900}, privacy=privacy | {"noise": "system"})
+    )
+    data = {"name": "npz", "path": "a file that does not exist.npz"}
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({}, {}, "policy.max_rows is missing"),
+        ({"max_rows": 901}, {}, "policy.max_rows = 901; the recipe states clients.max_rows = 900"),
+        ({"max_rows": 900}, {"classes": ["3", "4"]}, r"data.classes = \['3', '4'\]; the recipe"),
+    ]
+    for policy, more, says in cases:
+        own = site(rows, policy=policy, data=data | more)
+        with pytest.raises(InputError, match=says):
+            check_run(resolve(private), own)
+    check_run(resolve(private), site(rows, policy={"max_rows": 900}, data=data))
+
+
+def test_more_rows_than_the_owner_declares_end_the_site_before_it_connects(rows: Path) -> None:
+    count = len(plain_data(site(rows)).y) + len(plain_data(site(rows)).y_test)
+    check_rows_of_owner(site(rows, policy={"epsilon": 1.0, "max_rows": count}))
+    check_rows_of_owner(site(rows, policy={"max_rows": 1}))  # no budget: nothing is promised
+    with pytest.raises(OwnerError, match=f"the data have {count} rows: state a number that"):
+        check_rows_of_owner(site(rows, policy={"epsilon": 1.0, "max_rows": count - 1}))
+
+
+@pytest.mark.parametrize("more", [0, 1, 1024, 1025])
+def test_a_reply_of_the_largest_size_leaves_and_no_larger_one(more: int, rows: Path) -> None:
+    own = site(rows, policy={"largest_upload": 100})
+    policy = ReleasePolicy(own, "0a", "0b", "data", "0c", None)
+    header = Header(purpose="train", run="0a" * 8, round=1, stage="s", client=0, architecture="a")
+    if more:
+        with pytest.raises(
+            MessageError, match=f"has {100 + more} bytes; this site sends at most 100"
+        ):
+            policy.before_sending(header, bytes(100 + more))
+    else:
+        policy.before_sending(header, bytes(100))
+
+
+def test_a_site_may_have_exactly_as_many_rows_as_the_recipe_states(rows: Path) -> None:
+    count = len(plain_data(site(rows)).y)
+    for most in (count, count - 1, count // 2 + 1):
+        text = parsed(recipe("fedlog", clients={"max_rows": most}, **SAME))
+        if most == count:
+            assert len(site_part(text, NAMES, 0, site(rows), 1).data.y) == count
+        else:
+            with pytest.raises(InputError, match=f"{count} training rows; the recipe states"):
+                site_part(text, NAMES, 0, site(rows), 1)

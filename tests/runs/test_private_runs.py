@@ -29,6 +29,7 @@ from fedgist.engines.site import Site, population_of_one
 from fedgist.errors import RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
+from fedgist.methods.fedrep import FedRep
 from fedgist.recipe.reading import make
 from fedgist.runs import run_rounds
 from fedgist.runs.central_privacy import add_central_noise
@@ -52,7 +53,7 @@ from fedgist.testing.small_worlds import (
     world_of,
 )
 from fedgist.training.stacking_plan import Plan
-from fedgist.world.privacy_budget import check_rows
+from fedgist.world.privacy_budget import _private_steps, check_rows
 from fedgist.world.world import World
 from interrupted import StopAfter, bare
 
@@ -260,6 +261,33 @@ TWO = {
     "few": {"model": "mlp", "hidden": [5], "share": 0.4},
     "many": {"model": "mlp", "hidden": [4, 5], "share": 0.6},
 }
+
+
+def test_an_architecture_without_a_drawn_client_has_a_total_of_noise_beside_the_others() -> None:
+    # rejects totals of the drawn architectures alone, which tell that the other one was empty
+    privacy = Privacy("client", "central", 1.0, 3.0)
+    small = world("fedavg", train=POISSON, architectures=TWO)
+    task = replace(small.server.task, privacy=privacy)
+    fed = federation(replace(small, server=replace(small.server, task=task)))
+    ctx = fed.context("train", 1)
+    names = {client.id: client.architectures[0] for client in fed.side.clients}
+    drawn = next(client for client, name in names.items() if name == "few")
+    order = Order(drawn, "few")
+    answer = fed.engine.ask(ctx, [order], [fed.method.download(fed.server, order, ctx)])
+    replies = gather(answer.subtotals, answer.each)
+    assert [total.architecture for total in replies.totals] == ["few"]
+    noisy = add_central_noise(fed.side, fed.server, replies, [order], ctx)
+    assert [total.architecture for total in noisy.totals] == ["few", "many"]
+
+
+def test_steps_of_every_phase_are_accounted_for() -> None:
+    task = world("fedlog", privacy=RECORD | STEPS).server.task
+    assert task.privacy is not None
+    assert task.privacy.steps is not None
+    counts = _private_steps(FedRep(head_epochs=3), task)
+    epochs = 3 + task.training.local_epochs
+    rate = task.privacy.steps.rate
+    assert set(counts[1:]) == {math.ceil(3 / rate) + math.ceil((epochs - 3) / rate)}
 
 
 def test_totals_without_a_client_are_noise_over_as_many_as_are_drawn_on_average() -> None:
@@ -476,8 +504,9 @@ def test_rounds_among_which_a_budget_was_divided_cannot_be_raised(tmp_path: Path
     }
     given: dict[str, Any] = {"data": blobs(), "clients": rows(), "out": tmp_path / "run"}
     fedgist.run(recipe, **given)
-    with pytest.raises(RecipeError, match=r"privacy.epsilon was divided among 2 rounds"):
-        fedgist.run(recipe, resume=True, rounds=5, **given)
+    for number in (3, 5):
+        with pytest.raises(RecipeError, match=r"privacy.epsilon was divided among 2 rounds"):
+            fedgist.run(recipe, resume=True, rounds=number, **given)
 
 
 @pytest.mark.slow
@@ -819,3 +848,30 @@ def test_a_run_of_the_system_is_not_repeated_and_says_that_epsilons_add_up(tmp_p
     simulated = fedgist.run(recipe | {"privacy": RECORD, "seed": 3}, data=blobs(), clients=rows())
     says = "simulated: noise from seed 3, which anyone can subtract"
     assert any(note.startswith(says) for note in simulated.summary["notes"])
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_what_the_folder_of_a_private_simulation_holds_is_said(*, shares: bool) -> None:
+    # seen: with share_measurements = false the folder kept exact class counts, and nothing said so
+    section = RECORD | {"noise": "system", "share_measurements": shares}
+    notes = world("fedlog", privacy=section).server.notes
+    assert any("this folder holds what is not part of epsilon: class counts" in n for n in notes)
+    assert any("losses and scores in this record are measured" in n for n in notes) == shares
+
+
+@pytest.mark.parametrize(
+    ("section", "count", "subject"),
+    [
+        (RECORD, sum(SIZES), "the number of rows"),
+        (LOCAL, min(SIZES), "the rows of the smallest client"),
+        (CLIENT, len(SIZES), "the number of clients"),
+    ],
+)
+def test_a_delta_above_one_over_the_records_is_noted(
+    section: dict[str, Any], count: int, subject: str
+) -> None:
+    for delta, noted in ((0.9 / count, False), (min(1.1 / count, 0.99), True)):
+        notes = world("fedlog", privacy=section | {"delta": delta}).server.notes
+        if delta * count > 1:
+            assert any(f"is above 1 / {count}, {subject}" in note for note in notes)
+        assert any("is above 1 / " in note for note in notes) == (noted and delta * count > 1)

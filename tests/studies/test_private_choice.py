@@ -79,6 +79,20 @@ def test_choices_have_the_chances_that_the_audit_is_of() -> None:
     assert expected.sum() == pytest.approx(1.0, abs=1e-3)
 
 
+def test_each_trial_has_noise_of_its_own() -> None:
+    # rejects one draw for all trials, with which the largest count always wins
+    little, much = (1 << 64) - 2, 0  # of the Laplace distribution: 0, and its largest sample
+    for place in range(3):
+        asked: list[int] = []
+
+        def bits(at: int, place: int = place, asked: list[int] = asked) -> int:
+            asked.append(at)
+            return much if at == place else little
+
+        assert noisy_max([3.0, 3.0, 3.0], 1.0, bits) == place
+        assert asked == [0, 1, 2]
+
+
 def test_noise_is_of_the_seed_or_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = read(DEMO, PAID)
     first, again = (source_of_bits(simulated, 0) for _ in range(2))

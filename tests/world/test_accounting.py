@@ -9,6 +9,7 @@ import dp_accounting
 import pytest
 from scipy import stats
 
+from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make
 from fedgist.runs.composition import notes_on
 from fedgist.testing.small_worlds import world
@@ -48,6 +49,26 @@ def test_the_papers_sigma_and_the_tight_one() -> None:
     assert paper == pytest.approx(60.9, abs=0.1)
     tight = multiplier(ReleaseSchedule(hundred), 1.0, 0.01)
     assert tight < 0.4 * paper
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-5])
+def test_the_papers_noise_is_refused_where_it_does_not_keep_the_promise(delta: float) -> None:
+    # seen: epsilon 500 claimed, 1,059 exactly
+    taken = set()
+    for epsilon in (0.5, 5.0, 50.0, 500.0, 5000.0):
+        section = {"unit": "record", "epsilon": epsilon, "delta": delta, "clip": 1.0}
+        section |= {"accounting": "paper", "noise": "system", "where": "local"}
+        exact = delta_of(math.sqrt(8 * math.log(math.e + epsilon / delta)) / epsilon, epsilon)
+        try:
+            world("fedlog", privacy=section, data={"normalize": "none"})
+        except RecipeError as error:
+            assert "use 'tight'" in str(error)  # noqa: PT017
+            assert exact > delta
+        else:
+            taken.add(epsilon)
+            assert exact <= delta
+    assert {0.5, 5.0} <= taken
+    assert 5000.0 not in taken
 
 
 def test_the_papers_epsilon_grows_to_the_budget() -> None:
