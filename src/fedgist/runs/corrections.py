@@ -128,6 +128,11 @@ def _clients_may_be_absent(recipe: RecipeTable) -> bool:
     return any(share != 1.0 for share in shares) or clients.get("delay", 0.0) != 0.0
 
 
+def _picks_private_rows(recipe: RecipeTable) -> bool:
+    private = recipe.get("privacy", {}).get("unit") == "record"
+    return private and recipe.get("method", {}).get("pick_rate") is not None
+
+
 CORRECTIONS = (
     Correction(
         2,
@@ -168,5 +173,11 @@ CORRECTIONS = (
         "one layer stays with the client where the recipe does not say how many",
         lambda _: True,
         {"local_layers": 2},
+    ),
+    Correction(
+        8,
+        frozenset({"repshare"}),
+        "under privacy of records rows are picked by their content, so that one moves no other",
+        _picks_private_rows,
     ),
 )
