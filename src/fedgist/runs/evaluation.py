@@ -89,12 +89,14 @@ def unscored(scores: Scores, names: Sequence[str]) -> Line:
 def not_scored(rounds: Sequence[Line], clients: Sequence[Line], kept: int | None) -> list[Line]:
     """Return the clients that are in no mean of the run's result, each with the reason.
 
-    The result is the last evaluation, or that of the round ``kept``.
+    The result is the last evaluation with any score, up to the round ``kept``.
     """
     column = f"eval/client/{COUNT}"
-    lines = [line for line in rounds if column in line and (kept is None or line["round"] <= kept)]
-    if not lines or (not lines[-1][column] and not lines[-1].get(UNSCORED)):
-        return []  # no client has test rows: there is no mean to be missing from
+    lines = [
+        line for line in rounds if line.get(column) and (kept is None or line["round"] <= kept)
+    ]
+    if not lines:
+        return []
     last = lines[-1]["round"]
     empty = [
         {key: line[key] for key in ("client", "name") if key in line} | {"reason": NO_ROWS}

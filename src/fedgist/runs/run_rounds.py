@@ -54,7 +54,6 @@ from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
 from fedgist.runs.stop_signals import stoppable
 from fedgist.world.server_context import ServerContext
 
-NOTHING_MEASURED = "nothing was measured"  # begins a note
 SAVE_AFTER_S = 60.0  # within a round with long work of the server's own
 
 
@@ -368,8 +367,7 @@ def _end_notes(federation: Federation, record: Record, observer: Observer) -> li
     """Return the notes on how the run ended, and show them."""
     lines = record.rounds
     problems = [*_emptiness_notes(federation.side, lines), *_spent_budget_notes(federation)]
-    if not any(note.startswith(NOTHING_MEASURED) for note in problems):
-        problems += not_scored_notes(_not_scored(federation.side, record))
+    problems += not_scored_notes(_not_scored(federation.side, record))
     _show_notes(observer, problems)
     choice = selection_notes(federation.side, lines)
     for text in choice:
@@ -428,7 +426,7 @@ def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
     expected = side.setup.privacy.share_measurements  # else clients keep their scores on purpose
     columns = {column for line in lines for column in line if column.startswith("eval/")}
     if expected and all(map(is_count, columns)):
-        notes.append(f"{NOTHING_MEASURED}: no model was scored in any round")
+        notes.append("nothing was measured: no model was scored in any round")
     return notes
 
 
