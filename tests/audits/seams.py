@@ -144,7 +144,7 @@ def noisy_gradients(cohort: Cohort, net: Net) -> Iterator[dict[str, Tensor]]:
         """A loss whose gradient is the same everywhere, and far too large."""
         return sum_of(5.0 * value.sum() for value in net.params.values())
 
-    phase = Phase(("all",), loss=slope)
+    phase = Phase(("all",), epochs=1, loss=slope)
     clients = begin(net, Nothing(), len(cohort.ids))
     learned = {name: value.clone() for name, value in clients.net.params.items()}
     plain = Optimizer("sgd", lr=float(cohort.ctx.task.training.batch_size))

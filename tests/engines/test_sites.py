@@ -12,7 +12,7 @@ from fedgist.core.tree import leaves, map_leaves
 from fedgist.engines.engine import EVALUATE, Split
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.loopback_engine import task_of_site
-from fedgist.engines.site import Keep, Site, SiteState, population_of_one
+from fedgist.engines.site import FullConsent, Keep, Site, SiteState, population_of_one
 from fedgist.errors import MessageError, MethodError
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import context, start_server
@@ -174,8 +174,7 @@ class Decides:
         self.training, self.sending = training, sending
         self.steps: list[str] = []
 
-    def before_work(self, request: Header, count: int) -> None:
-        assert count == 1
+    before_work = FullConsent.before_work
 
     def before_training(self, request: Header) -> None:
         self.steps.append("policy and charge")

@@ -192,9 +192,11 @@ def stacking_changes_nothing(subject: MethodUnderTest) -> None:
     column = over_clients("client", metric.name)
     in_fives = trace(subject.world(), Plan(5))
     for size, together in ((2, subject.in_pairs.until(3)), (5, in_fives)):
-        assert close(alone.state, together.state), f"stacks of {size} give another state"
+        same = close(alone.state, together.state, subject.enlarges * ROUNDINGS)
+        assert same, f"stacks of {size} give another state"
         expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
-        alike = close({"": torch.tensor(expected)}, {"": torch.tensor(seen)})
+        one, other = ({"": torch.tensor(values)} for values in (expected, seen))
+        alike = close(one, other, subject.enlarges * ROUNDINGS)
         assert alike, f"stacks of {size} give {metric.name} {seen}, not {expected}"
 
 
@@ -245,7 +247,9 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
     wider = replace(tight.population, train=_Padded(rows.rows, rows.offsets))
     padded = replace(tight, population=wider)
     expected = subject.in_pairs.until(3).state
-    assert close(expected, trace(padded).state, 16), "absent rows weigh something"
+    assert close(expected, trace(padded).state, 16 * subject.enlarges), (
+        "absent rows weigh something"
+    )
 
 
 def any_subset_may_answer(subject: MethodUnderTest) -> None:
@@ -348,7 +352,8 @@ def normed_nets_keep_the_laws(subject: MethodUnderTest) -> None:
     if any(own):
         return  # the method is tried on its own nets
     about = nets(subject.method, NORMED, alone="architectures" in subject.sections)
-    normed = MethodUnderTest(subject.method, {**subject.sections, **about})
+    # batch norm divides by the deviation of a few rows, which may be small
+    normed = MethodUnderTest(subject.method, {**subject.sections, **about}, enlarges=32)
     for law in LAWS:
         if law.name.split()[0] in {"1", "3", "8", "9"}:
             law.try_on(normed)

@@ -18,6 +18,7 @@ class MethodUnderTest:
 
     method: Method
     sections: Mapping[str, object] = field(default_factory=dict)
+    enlarges: float = 1.0  # how many times its layers may enlarge a rounding
 
     def world(self, **sections: object) -> World:
         """Return a world for the method; the plain world is made once."""
