@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import Accounting
@@ -94,6 +93,7 @@ def gaussian_delta(epsilon: float, noise: float) -> float:
 
     ``noise`` is the noise multiplier.
     """
+    log_ndtr = importlib.import_module("scipy.special").log_ndtr  # it takes 0.3 s to load
     far, near = 1 / (2 * noise) - epsilon * noise, -1 / (2 * noise) - epsilon * noise
     return math.exp(log_ndtr(far)) - math.exp(epsilon + log_ndtr(near))
 
