@@ -10,6 +10,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from fedgist.errors import MethodError
+from fedgist.federation.run_state import RunStateFile
 from fedgist.federation.site_agent import MODELS
 from fedgist.methods import METHODS
 from fedgist.runs.evaluation import score_rows
@@ -70,9 +71,10 @@ def test_a_site_that_was_away_at_the_end_gets_its_model_later(kits: Kits, tmp_pa
     write_rows(tmp_path)
     kits.serve(recipe_of("fedlog"), tmp_path)
     path = tmp_path / "run/checkpoint/federation.json"
-    state = json.loads(path.read_text())
-    assert state["finished"] == [0, 1, 2]
-    path.write_text(json.dumps({**state, "finished": [0, 1]}))
+    written = RunStateFile.open(tmp_path / "run", NAMES)
+    assert written.state.finished == (0, 1, 2)
+    written.state = written.state.model_copy(update={"finished": (0, 1)})
+    written.write()
     shutil.rmtree(tmp_path / "ulm" / MODELS)
     kits.serve(recipe_of("fedlog"), tmp_path, ["ulm"])
     assert len(list((tmp_path / "ulm" / MODELS).iterdir())) == 1

@@ -634,8 +634,9 @@ def test_intruders_among_real_processes(foreign: Path, tmp_path: Path) -> None:
             fed.wait_for(lambda: "cannot be reached" in fed.output("berlin"))
         fed.start_server()
         fed.wait_for(lambda: states(fed, "berlin") in {"ready", "training"})
-        # the same kit again
-        kit, table = kits / "sites/berlin", tmp_path / "berlin.toml"
+        # the same kit again, with a state folder of its own
+        kit, table = kits / "sites/berlin", tmp_path / "again.toml"
+        table.write_text((tmp_path / "berlin.toml").read_text().replace("state-", "elsewhere-"))
         fed._start("again", None, "site", kit, "--config", table)
         text = in_one_line(fed.wait_end("berlin", 1))
         assert "error: the server" in text
