@@ -180,6 +180,7 @@ def test_a_file_with_test_rows_of_its_own_keeps_them(tmp_path: Path) -> None:
     assert (len(data.y), len(data.y_test)) == (4, 1)
 
 
+@pytest.mark.filterwarnings("ignore:simulated:UserWarning", "ignore:losses:UserWarning")
 def test_rows_from_python_are_split_by_content_for_each_client() -> None:
     rows = np.arange(40) % 5
     recipe = {

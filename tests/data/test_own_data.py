@@ -109,12 +109,8 @@ def test_stated_columns(tmp_path: Path) -> None:
     assert data.mean == pytest.approx((0, 0, 0, 2))
     new = write(tmp_path, "age,town\n7,Rom\n", "new.csv")
     assert read_examples(new, data).tolist() == [[0, 0, 1, 7]]
-    new = write(tmp_path, "age,town\n7,Ulm\n8,Oslo\n", "new.csv")
-    refused(
-        lambda: read_examples(new, data),
-        "new.csv: the column 'town' holds 'Oslo' in row 2 below the header, which is not among its "
-        "categories: Ulm, Bonn, Rom",
-    )
+    new = write(tmp_path, "age,town\n7,Ulm\n8,Oslo\n", "new.csv")  # predict names it as unusual
+    assert read_examples(new, data).tolist() == [[1, 0, 0, 7], [0, 0, 0, 8]]
 
 
 @pytest.mark.parametrize(

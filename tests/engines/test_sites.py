@@ -243,3 +243,18 @@ def test_any_failure_of_a_site_is_a_refusal_without_its_text(
     site.consent = Decides()
     # the site goes on from the state before
     assert site.handle(request(small, 1)) == untouched.handle(request(small, 1))
+
+
+def test_trainings_and_scorings_are_counted_and_answers_from_memory_are_not() -> None:
+    small, counts = world("fedper"), list[tuple[str, int]]()
+
+    class Counts(FullConsent):
+        def before_work(self, request: Header, count: int) -> None:
+            counts.append((request.purpose, count))
+
+    site = site_of(small)
+    site.consent = Counts()
+    for _ in range(3):
+        assert answer(site, request(small, 1))[0] == "reply"
+        assert answer(site, request(small, 1, EVALUATE, split="client"))[0] == "reply"
+    assert counts == [("train", 1), ("score", 1), ("score", 2), ("score", 3)]

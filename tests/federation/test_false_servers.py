@@ -260,7 +260,7 @@ def test_the_servers_own_request_is_answered(kits: Path) -> None:
 
 def test_what_rows_decide_ends_the_site_and_is_not_told(kits: Path) -> None:
     # seen: twelve plans with other clients.max_rows told the number of training rows
-    kit, heard = read_kit(kits / "server"), []
+    kit, heard = read_kit(kits / "server"), list[bytes]()
 
     def script(received: Iterator[bytes]) -> Iterator[bytes]:
         next(received)

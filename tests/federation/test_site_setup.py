@@ -21,6 +21,7 @@ from fedgist.federation.site_policy import (
     check_names,
     check_run,
     described,
+    digest_of_settings,
 )
 from fedgist.federation.site_process import check_rows_of_owner
 from fedgist.federation.site_setup import allowed_rows, plain_data, site_part, try_training
@@ -352,3 +353,23 @@ def test_a_site_may_have_exactly_as_many_rows_as_the_recipe_states(rows: Path) -
         else:
             with pytest.raises(InputError, match=f"{count} training rows; the recipe states"):
                 site_part(text, NAMES, 0, site(rows), 1)
+
+
+def test_more_rounds_are_the_same_run_without_privacy_and_another_one_under_it() -> None:
+    privacy = {"unit": "client", "where": "local", "epsilon": 1, "delta": 1e-5, "clip": 5}
+    private = {"privacy": privacy | {"noise": "system"}, "clients": {"max_rows": 900}}
+    for sections, same in (({}, True), (private, False)):
+        two, five, other = (
+            digest_of_settings(parsed(recipe("fedavg", rounds, **SAME, **sections, seed=seed)))
+            for rounds, seed in ((2, 5), (5, 5), (2, 6))
+        )
+        assert (two == five) == same
+        assert two != other
+
+
+def test_work_is_done_as_often_as_the_policy_says_and_not_once_more(rows: Path) -> None:
+    policy = ReleasePolicy(site(rows, policy={"most_requests": 3}), "0a", "0b", "data", "0c", None)
+    header = Header(purpose="score", run="0a" * 8, round=1, stage="s", client=0, architecture="a")
+    policy.before_work(header, 3)
+    with pytest.raises(MessageError, match="a score was asked for 3 times"):
+        policy.before_work(header, 4)

@@ -5,14 +5,13 @@ Each kind of processor adds numbers in another order. A machine can pretend to b
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from commands import call
 from fedgist.core.compiled import kernel_library
 
 ROOT = Path(__file__).parents[2]
@@ -39,15 +38,12 @@ def test_core_and_methods_hold_on_every_processor(
         pytest.skip(f"{name} is an instruction set of x86, and this is {platform.machine()}")
     if kernels == "compiled" and kernel_library.compiler() is None:
         pytest.skip("no C compiler is here: the kernels cannot be compiled")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment |= {} if settings is None else dict(zip(NAMES, settings, strict=True))
+    environment = {} if settings is None else dict(zip(NAMES, settings, strict=True))
     environment["FEDGIST_TEST_CACHE"] = str(tmp_path / "cache")
     if kernels == "compiled":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         kernel_library.build()
     quick = ["-m", "not slow and not environment", "-q", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *quick, "tests/core", "tests/methods"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    alone = ["env", "-u", "PYTEST_XDIST_WORKER"]  # else it would be taken for a worker of this run
+    command = [*alone, sys.executable, "-m", "pytest", *quick, "tests/core", "tests/methods"]
+    call(command, ROOT, 0, **environment)

@@ -148,6 +148,22 @@ def test_every_row_is_picked_alike() -> None:
     assert (counts - 1500).abs().max() < 5 * 31
 
 
+def test_under_privacy_of_records_picks_follow_rows_wherever_they_stand() -> None:
+    # rejects picks by place, with which one row more picked others
+    ctx = Context(random.key(3), world("repshare").server.task, 1, "train")
+
+    def picks(fates: Tensor) -> Tensor:
+        y, mask = torch.zeros(len(fates), dtype=torch.int64), torch.ones(len(fates)).bool()
+        own: Any = None  # nothing of it is read
+        return RepShare(pick_rate=0.5, m_up=2).pick(Labels(y, mask, {}, fates), own, ctx)
+
+    fates = random.integers(random.key(5), (200,), 1 << 30)
+    order = random.permutation(random.key(6), 200)
+    assert torch.equal(picks(fates)[order], picks(fates[order]))
+    assert 60 < int(picks(fates)[:, 0].sum()) < 140
+    assert not torch.equal(picks(fates)[:, 0], picks(fates)[:, 1])
+
+
 # the relay
 
 WIDTH = 2

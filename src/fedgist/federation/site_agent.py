@@ -129,17 +129,12 @@ class SiteAgent:
                 f"the server calls this site number {plan.number} of {len(plan.names)}", "plan"
             )
         recipe = self._recipe(plan)
-        settings = digest_of_settings(recipe)
         check_run(setup_at_site(recipe, self.file), self.file)
-        store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number, settings)
-        state = store.load()
+        store, state = self._stored(plan, recipe)
         part = site_part(recipe, plan.names, plan.number, self.file, self._secret(), self.say)
         with as_workers_do():
             try_training(part)
         anew = self._begins_anew(plan, state)
-        if state is None:
-            charged = Ledger(self.folder).charged(self.file.table.name, plan.run)
-            store.lost = -1 if charged is None else charged.round
         site = self._site(plan, part, store)
         if state is not None:
             site.restore(state)
@@ -156,6 +151,16 @@ class SiteAgent:
             self.say(sentence)
         audit_log.write(self.folder, f"run {plan.run}: takes part as number {plan.number}")
         return Prepared(site, part, hello)
+
+    def _stored(self, plan: Plan, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
+        """Return the folder of a run's state, and the state, if this site has one of the run."""
+        settings = digest_of_settings(recipe)
+        store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number, settings)
+        state = store.load()
+        if state is None:
+            charged = Ledger(self.folder).charged(self.file.table.name, plan.run)
+            store.lost = -1 if charged is None else charged.round
+        return store, state
 
     def _recipe(self, plan: Plan) -> Recipe:
         """Return the recipe of a plan, if the site's policy allows all that it names."""

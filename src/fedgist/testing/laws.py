@@ -195,8 +195,8 @@ def stacking_changes_nothing(subject: MethodUnderTest) -> None:
         same = close(alone.state, together.state, subject.enlarges * ROUNDINGS)
         assert same, f"stacks of {size} give another state"
         expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
-        one, other = ({"": torch.tensor(values)} for values in (expected, seen))
-        alike = close(one, other, subject.enlarges * ROUNDINGS)
+        scores, others = ({"": torch.tensor(values)} for values in (expected, seen))
+        alike = close(scores, others, subject.enlarges * ROUNDINGS)
         assert alike, f"stacks of {size} give {metric.name} {seen}, not {expected}"
 
 

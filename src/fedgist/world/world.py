@@ -76,23 +76,29 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     models = Models.of(setup, Sizes.of(data.facts, objective), parts.names)
     members, train = _members(setup, models, parts, objective)
     try:
-        on_train, on_test = examples(data, setup.data.augment, setup.device, objective.views)
-        on_train = with_fates(setup, data, on_train, train, setup.seed)
+        on_train, on_test = _examples(setup, data, train, objective)
         sets = server_sets(setup, data, on_test, _held_out(on_train, on_test, central, parts))
         shared = None if public is None else _shared(public, on_train, setup, parts)
         task = task_of(setup, data.facts, objective, models, members, sets, shared)
         holds_out = len(parts.validation.rows) > 0
-        side = server_of(
-            setup, data.facts, task, models, members, holds_out=holds_out, simulated=True, say=say
-        )
+        about = setup, data.facts, task, models, members
+        side = server_of(*about, holds_out=holds_out, simulated=True, say=say)
         check_rows(setup.privacy, data, train, parts.validation)
         settings = settings_of(setup, side.task, parts.names)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
-    clients = members.clients
-    population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
+    rows = train, parts.validation, parts.test
+    population = Population(members.clients, on_train, on_test, *rows)
     population = _with_own_moments(population, setup.data.normalize, data, parts)
     return World(side, data, parts, population, settings, public)
+
+
+def _examples(
+    setup: Setup, data: Dataset, train: Rows, objective: Objective
+) -> tuple[Examples, Examples]:
+    """Return the training and the test examples, with what draws among protected rows need."""
+    on_train, on_test = examples(data, setup.data.augment, setup.device, objective.views)
+    return with_fates(setup, data, on_train, train, setup.seed), on_test
 
 
 def _data(

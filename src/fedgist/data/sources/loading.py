@@ -68,22 +68,33 @@ def load_data(
 
     def whole(**further: object) -> Dataset:
         with readable(name):
-            data = source(**arguments, **further)
-            if isinstance(data, SplitTexts):
-                kind = "words" if data.train.labels is None else target or "class"
-                data = text_dataset(data, words or Reading(), kind)
-            elif words is not None:
-                raise DataError(f"data.words is about texts, and {name} has none")
+            data = _as_dataset(source(**arguments | further), name, words, target)
             data = usable(data, classes) if lenient else data
             return with_classes(check(data, missing_labels), classes)
 
     if secret is None or TEST_FRACTION_KEY not in taken:
         return whole()
-    stated = arguments.pop(TEST_FRACTION_KEY, None)
+    return _divided(whole, arguments.get(TEST_FRACTION_KEY), secret)
+
+
+def _as_dataset(
+    data: Dataset | SplitTexts, name: str, words: Reading | None, target: Target | None
+) -> Dataset:
+    """Return what a source read, with its texts as words."""
+    if isinstance(data, SplitTexts):
+        kind = "words" if data.train.labels is None else target or "class"
+        return text_dataset(data, words or Reading(), kind)
+    if words is not None:
+        raise DataError(f"data.words is about texts, and {name} has none")
+    return data
+
+
+def _divided(whole: Callable[..., Dataset], stated: float | None, secret: int) -> Dataset:
+    """Return data whose test rows are drawn by content, unless they have test rows of their own."""
     try:
         undivided = whole(test_fraction=0.0)
     except OwnTestRowsError:
-        return whole(test_fraction=stated)
+        return whole()
     return split_by_content(undivided, checked_fraction(stated), secret)[0]
 
 

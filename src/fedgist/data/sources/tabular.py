@@ -139,8 +139,6 @@ def table(
     expect(held, labels)
     gaps: _Gaps = missing if unlisted == "refuse" else "any"
     used = _feature_columns(train, aside, ignore, columns)
-    if gaps == "any":  # an unlisted category is none of the listed ones
-        used = [replace(column, closed=False) for column in used]
     numbered = is_number(whole, labels[0])
     _room(whole.name, len(train.frame) + len(held.frame), used)
     train_rows, test_rows = (
@@ -162,8 +160,8 @@ def table(
 def encode(rows: TableFrame, columns: Sequence[Column], *, missing: _Gaps = "refuse") -> Tensor:
     """Return the encoded columns as float32 (rows, numbers and categories).
 
-    With ``missing = "mean"``, a missing number becomes NaN; with ``"any"``, so does any cell of a
-    column of numbers that holds none.
+    With ``missing = "mean"``, a missing number becomes NaN. With ``"any"``, so does any cell of a
+    column of numbers that holds none, and an unlisted category is none of the listed ones.
     """
     expect(rows, [column.name for column in columns])
     x = torch.empty(_room(rows.name, len(rows.frame), columns))
@@ -312,7 +310,7 @@ def _encode(rows: TableFrame, column: Column, missing: _Gaps, out: Tensor) -> No
     unknown = len(position)
     cells = texts(rows, column.name)
     code = torch.tensor([position.get(cell, unknown) for cell in cells], dtype=torch.int64)
-    if column.closed and bool((new := code == unknown).any()):
+    if column.closed and missing != "any" and bool((new := code == unknown).any()):
         row = int(new.byte().argmax())
         raise DataError(
             f"{rows.name}: the column {column.name!r} holds {cells[row]!r:.80} in row "
