@@ -387,8 +387,6 @@ def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
     assert found["rows"] == len(judged.data.y_test) == 2  # sentences, as in the run
     more.write_bytes(b"\xff\xfe\xff")
     refused = CliRunner().invoke(app, ["predict", str(folder), str(more), "--client", "0"])
-    assert "by its content it is a text in UTF-16; a text in UTF-8 is needed" in str(
-        refused.exception
-    )
+    assert "it is a text in UTF-16; a text in UTF-8 is needed" in str(refused.exception)
     shown = CliRunner().invoke(app, ["partition", str(folder / "recipe.toml")])
     assert "classes" not in shown.output
