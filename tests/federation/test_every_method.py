@@ -78,6 +78,8 @@ def test_a_site_that_was_away_at_the_end_gets_its_model_later(kits: Kits, tmp_pa
     shutil.rmtree(tmp_path / "ulm" / MODELS)
     kits.serve(recipe_of("fedlog"), tmp_path, ["ulm"])
     assert len(list((tmp_path / "ulm" / MODELS).iterdir())) == 1
+    modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "ulm").rglob("*")}
+    assert modes == {0}, "only the owner can read a site's state and models"
     assert json.loads(path.read_text())["finished"] == [0, 1, 2]
     check_models(tmp_path, images=False)
     (place,) = (tmp_path / "ulm" / MODELS).iterdir()

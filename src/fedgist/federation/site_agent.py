@@ -115,7 +115,9 @@ class SiteAgent:
         site, part = self.prepared.site, self.prepared.part
         if part.population.clients[0].architectures[0] in site.finished:
             folder = self.folder / MODELS / self.prepared.hello.run
+            files.private_folder(folder)
             write_site_model(folder, part, self.file, site.host.state(), site.finished)
+            files.make_private(folder)
             self.say(f"the trained model is in {folder}: fedgist predict {folder} DATA --client 0")
 
     def saw(self, text: str) -> None:

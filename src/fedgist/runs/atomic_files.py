@@ -73,6 +73,13 @@ def private_folder(path: Path) -> None:
         path.chmod(OWNER_ENTERS)
 
 
+def make_private(folder: Path) -> None:
+    """Let only the owner read a folder and all that is in it."""
+    folder.chmod(OWNER_ENTERS)
+    for path in folder.rglob("*"):
+        path.chmod(OWNER_ENTERS if path.is_dir() else OWNER_ONLY)
+
+
 def append(path: Path, blob: bytes, *, private: bool = False) -> None:
     """Append to a file. Only the owner can read a ``private`` file that is made here."""
     with room_for(path):
