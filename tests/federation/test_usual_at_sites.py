@@ -16,17 +16,11 @@ from fedgist.federation.site_file import SiteFile, SiteTable
 from fedgist.federation.site_model import _alone
 from fedgist.federation.site_setup import site_part
 from fedgist.recipe.resolve import resolve
+from private_sites import PRIVATE
 from three_sites import NAMES, parsed, recipe
 
 COLUMNS = {"age": "number", "town": ["Bonn", "Ulm"]}
-RECORD = {
-    "unit": "record",
-    "epsilon": 4.0,
-    "delta": 1e-5,
-    "clip": 1.0,
-    "where": "local",
-    "noise": "system",
-}
+RECORD = PRIVATE["privacy"]
 OWN, SHARED = {"age": (0.0, 110.0)}, {"age": (18.0, 90.0)}
 
 

@@ -27,6 +27,7 @@ from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
 from fedgist.testing import LAWS, Law, LawError, MethodUnderTest, check_laws
 from fedgist.testing.example_methods import Digest
+from fedgist.testing.small_nets import NORMED
 from method_objects import METHOD_OBJECTS, marks
 
 TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
@@ -71,11 +72,6 @@ WITH_DROPOUT = {
     "fedlog_c, class, dropout": FedLogC(memory="class"),
     "feddbe, dropout": FedDBE(),
 }
-# rows of another batch inside a loss, through layers that look at the rows of a pass
-NORMED = {
-    "wide": {"model": "outside_models:normed", "width": 7, "share": 0.4},
-    "flat": {"model": "outside_models:normed", "width": 6, "share": 0.6},
-}
 SUBJECTS = {
     name: MethodUnderTest(method)
     for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
@@ -95,6 +91,7 @@ SUBJECTS |= {
     name: MethodUnderTest(method, {"objective": {"name": objective}})
     for name, (method, objective) in OF_TASKS.items()
 }
+# rows of another batch inside a loss, through layers that look at the rows of a pass
 SUBJECTS["digest, batch norm and dropout"] = MethodUnderTest(Digest(), {"architectures": NORMED})
 
 

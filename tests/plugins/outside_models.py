@@ -18,21 +18,6 @@ def good(input_shape: tuple[int, ...], num_classes: int, *, width: int = 4) -> n
     )
 
 
-def normed(input_shape: tuple[int, ...], num_classes: int, *, width: int = 4) -> nn.Module:
-    """Batch norm and dropout, within the body and before the head."""
-    inputs = math.prod(input_shape)
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(inputs, width),
-        nn.BatchNorm1d(width),
-        nn.Dropout(0.2),
-        nn.Linear(width, 5),
-        nn.ReLU(),
-        nn.Dropout(0.3),
-        nn.Linear(5, num_classes),
-    )
-
-
 def loads(
     input_shape: tuple[int, ...], num_classes: int, *, width: int = 4, body: bool = True
 ) -> nn.Module:

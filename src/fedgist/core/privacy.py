@@ -142,13 +142,17 @@ def clip_factor(norm: Tensor, clip: float) -> Tensor:
 
 
 def clipped_message(message: M, privacy: Privacy) -> M:
-    """Return a message whose L2 norm over all its numbers is at most the clip."""
+    """Return a message whose L2 norm over all its numbers is at most the clip.
+
+    A message that is not finite becomes zeros: a refused one would tell that the client is there.
+    """
     fine = [on_grid(leaf, privacy.grid) for leaf in leaves(message)]
     norm = torch.stack([leaf.square().sum() for leaf in fine]).sum().sqrt()
-    factor = clip_factor(norm, privacy.clip)
+    whole, factor = norm.isfinite(), clip_factor(norm, privacy.clip)
 
     def bound(leaf: Tensor) -> Tensor:
-        return shrunk(on_grid(leaf, privacy.grid), factor, privacy.grid).to(leaf.dtype)
+        values = torch.where(whole, on_grid(leaf, privacy.grid), 0.0)
+        return shrunk(values, factor.nan_to_num(), privacy.grid).to(leaf.dtype)
 
     return map_leaves(bound, message)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import Inputs
+from fedgist.data.usual_values import unusual_values
 
 #: What is done about rows with an unlisted class, category or an unusable number.
 Unlisted = Literal["refuse", "none"]
@@ -35,11 +36,24 @@ def usable(data: Dataset, classes: Sequence[str]) -> Dataset:
     tested = None if data.clients_test is None else data.clients_test[kept_test]
     some = replace(some, y_test=data.y_test[kept_test], clients_test=tested)
     some = some.with_inputs(some.inputs, data.inputs_test[kept_test])
-    text = (
-        f"rows that are left out, of no listed class or with numbers that are not finite: {count}"
-    )
-    some = replace(some, notes=(*data.notes, text)) if count else some
+    left_out = f"rows that are left out, of no listed class or with a number missing: {count}"
+    notes = [*([left_out] if count else []), *_notes_on_categories(some)]
+    some = replace(some, notes=(*some.notes, *notes))
     return replace(some, mean=(0.0,), std=(1.0,)) if "moments" in data.measured else some
+
+
+def _notes_on_categories(data: Dataset) -> list[str]:
+    """Return a note for each column with unlisted categories, which are none of the listed ones."""
+    counts = {column.name: 0 for column in data.columns}
+    for x in (data.x, data.x_test):
+        if counts and not x.is_meta:  # lazy rows are not read for a note
+            for column, rows in unusual_values(data.columns, x).items():
+                counts[column.name] += int(rows.sum())
+    return [
+        f"cells of {name} that hold no listed category: {count}"
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def _is_usable(data: Dataset, x: Inputs, y: Tensor, classes: Sequence[str]) -> Tensor:

@@ -18,7 +18,7 @@ from fedgist.federation import audit_log
 from fedgist.federation.frames import LARGEST_NOTE, Note
 from fedgist.federation.run_plan import Hello, Plan, digest_of_recipe, outlines, parsed_note
 from fedgist.federation.site_file import SiteFile
-from fedgist.federation.site_ledger import Ledger
+from fedgist.federation.site_ledger import Ledger, check_same_recipe
 from fedgist.federation.site_model import write_site_model
 from fedgist.federation.site_policy import (
     ReleasePolicy,
@@ -155,13 +155,17 @@ class SiteAgent:
         return Prepared(site, part, hello)
 
     def _stored(self, plan: Plan, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
-        """Return the folder of a run's state, and the state, if this site has one of the run."""
+        """Return the folder of a run's state, and the state, if this site has one of the run.
+
+        If the state is lost, the ledger still says which rounds of which recipe were charged.
+        """
         settings = digest_of_settings(recipe)
         store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number, settings)
         state = store.load()
-        if state is None:
-            charged = Ledger(self.folder).charged(self.file.table.name, plan.run)
-            store.lost = -1 if charged is None else charged.round
+        charged = Ledger(self.folder).charged(self.file.table.name, plan.run)
+        if charged is not None:
+            check_same_recipe(plan.run, charged, settings)
+            store.lost = charged.round if state is None else store.lost
         return store, state
 
     def _recipe(self, plan: Plan) -> Recipe:

@@ -126,9 +126,8 @@ class Ledger:
         accounts = self._read()
         account = accounts.accounts.get(data, Account(digest=digest))
         before = account.runs.get(run)
-        if before is not None and before.recipe != spent.recipe:
-            text = f"run {run} was charged with another recipe: begin a new run"
-            raise MessageError(text, "plan")
+        if before is not None:
+            check_same_recipe(run, before, spent.recipe)
         most = spent if before is None or before.epsilon < spent.epsilon else before
         later = account.model_copy(update={"runs": account.runs | {run: most}})
         if limits is not None:
@@ -195,6 +194,12 @@ class Ledger:
 
 def _put_in_place(folder: Path) -> None:
     (folder / NEXT).replace(folder / LEDGER)
+
+
+def check_same_recipe(run: str, charged: Spent, recipe: str) -> None:
+    """Raise MessageError if a run was charged with another recipe than the one of this digest."""
+    if charged.recipe != recipe:
+        raise MessageError(f"run {run} was charged with another recipe: begin a new run", "plan")
 
 
 def _check_limits(before: Account, later: Account, number: int, limits: Limits) -> None:

@@ -125,6 +125,7 @@ def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
         At the first problem: one line that names it and the remedy.
     """
     sentences = [_about_kit(kit)]
+    check_rows_of_owner(site)
     if recipe is None:
         data = plain_data(site)
         sentences += _about_delta(site, data, "policy.delta", site.policy.delta)
