@@ -18,7 +18,7 @@ FEDERATION_STATE: dict[str, Any] = {
     "address": "fed.example.org:8443",
     "round": 13,
     "attempt": 2,
-    "waiting_for": "2 of 3 sites are ready; ulm is missing",
+    "waiting_for": "waiting for ulm; round 1 begins with 3 of 3, and 2 are ready",
     "written": 1764062000.5,
     "sites": [
         {
