@@ -257,7 +257,7 @@ def test_a_federation_and_its_sites_are_shown(tmp_path: Path) -> None:
         "note": ("policy: at night", "-"),
     }
     state = read_state([folder], now=NOW)
-    assert state.summary == "1 running; waiting for ulm; round 1 begins with 3 of 3, and 2 are ready"
+    assert state.summary == f"1 running; {FEDERATION_STATE['waiting_for']}"
     assert '<th scope="row">berlin</th>' in fragment(state)
     assert '<span class="pill ready">ready</span>' in fragment(state)
 
