@@ -364,11 +364,8 @@ def test_a_new_round_appears_without_a_reload_until_the_watch_ends(
         assert page.evaluate("window.mark") == 1, "it was reloaded"
         assert page.evaluate("document.activeElement.className") == "scroll", "the focus is kept"
         assert page.title() == "2/9 running - fedgist watch"
-        assert (
-            page.get_by_role("status")
-            .text_content()
-            .startswith("1 running; waiting for ulm; round 1 begins")
-        )
+        summary = page.get_by_role("status").text_content()
+        assert summary.startswith("1 running; waiting for ulm; round 1 begins")
         assert not page.is_visible("#ended")
         assert complaints == []
     page.wait_for_selector("text=The watch ended")
