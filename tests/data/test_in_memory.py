@@ -235,11 +235,11 @@ class Strange:
         ((pd.DataFrame({"a": [1.0, None]}), [0, 1]), "the column 'a' holds no number in row 2"),
         (
             (pd.DataFrame({"seen": ["2.1.2020", "13.1.2020"]}), [0, 1]),
-            r"data: x: the column 'seen' holds dates \('13.1.2020'\); leave it out of the data fr",
+            r"data: x: the column 'seen' holds dates \('2.1.2020'\); leave it out of the data fr",
         ),
         (
             (pd.DataFrame({"case": [f"P{i}" for i in range(30)]}), [0, 1] * 15),
-            "the column 'case' holds 30 different texts in 30 rows, like names or identifiers",
+            "the column 'case' holds 30 different texts, more than 20, like names or identifiers",
         ),
         (
             Dataset("mine", X, Y, X, Y, 3),  # type: ignore[arg-type]

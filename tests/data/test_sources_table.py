@@ -63,11 +63,14 @@ def test_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("2021-03-{}", "holds dates .'2021-03-1'.; name it in ignore, or replace it with numbers"),
+        (
+            "2021-03-{}",
+            "holds dates .'2021-03-1'.; name it in ignore, replace it with numbers, or say",
+        ),
         ("{}/4/2021 10:30", "holds dates .'1/4/2021 10:30'."),
         (
             "case {}",
-            "holds 28 different texts in 40 rows, like names or identifiers; name it in ig",
+            "holds 28 different texts, more than 20, like names or identifiers; name it in ig",
         ),
     ],
 )
@@ -141,8 +144,14 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
         index=[5, 7, 9, 11],
     )
     frame.to_parquet(tmp_path / "table.parquet")
-    data = load_data("table", path=tmp_path / "table.parquet", label="y", test_fraction=0)
+    kinds = {"zip": "categories"}
+    data = load_data(
+        "table", path=tmp_path / "table.parquet", label="y", test_fraction=0, kinds=kinds
+    )
     assert data.x[0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 1, 1]
+    assert data.notes == (
+        "columns that are left out because they number the rows: '__index_level_0__'",
+    )
     assert data.x[:, 3].tolist() == [1, 2, 3, 4]
     assert data.classes == ("1", "2")
 
@@ -179,7 +188,11 @@ def test_holes_in_parquet(tmp_path: Path) -> None:
             {"client": "site"},
             "client column 'site' is empty in row 7",
         ),
-        ("a,diagnosis\n1,1\n2,nan\n", {}, "the label column 'diagnosis' is empty in row 2"),
+        (
+            "a,diagnosis\n1,1\n2,nan\n",
+            {},
+            r"the label column 'diagnosis' is empty \('nan'\) in row 2",
+        ),
         (
             "a,diagnosis\n1,1\n2,2.5\n",
             {},

@@ -222,6 +222,8 @@ def partition(
     if recipe is None:
         screen.print(words(NONE_GIVEN, "dim"))
     screen.print(words(f"data: {world.data.facts.summary}", "dim"))
+    for note in world.data.notes:
+        screen.print(words(note, "dim"))
     screen.print(SheetView(_partition_sheet(world, counts)))
     if figure:
         partition_figure(split, figure)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import Positive, check_bounds
+from fedgist.core.far_numbers import far_moments
 from fedgist.core.metrics import NUMBER_LOSS, NUMBER_METRICS, Metric
 from fedgist.core.own_metric import OwnMetric, measured_by, rows_of_each
 from fedgist.core.target import Target
@@ -100,9 +101,14 @@ class Regression:
         return losses.weighted_mean(of_row, batch.mask, batch.weight)
 
     def answers(self, logits: Tensor) -> Tensor:
-        """Return the predicted numbers (batch, numbers) in their own unit."""
-        mean, std = self._moments(logits)
-        return logits * std + mean
+        """Return the predicted numbers (batch, numbers) in their own unit.
+
+        They are float64 if float32 does not hold their spread.
+        """
+        far = far_moments(*self._stated_or_measured)
+        exact = logits.double() if far else logits
+        mean, std = self._moments(exact)
+        return exact * std + mean
 
     def predict_rows(self, logits: Tensor, batch: Batch) -> NumberPredictions:
         """Return the loss and the predicted numbers of each row."""
@@ -141,7 +147,7 @@ class Regression:
         """Return the mean loss over the numbers that each row has, (batch,)."""
         present = ~y.isnan()
         # without NaN: its gradient would be NaN under a mask, too
-        residual = logits - self.standardized(torch.where(present, y, 0.0))
+        residual = logits - self.standardized(torch.where(present, y, 0.0)).to(logits.dtype)
         size = residual.abs()
         if self.error == "squared":
             loss = residual.square()
@@ -152,10 +158,15 @@ class Regression:
             loss = torch.where(size <= self.delta, residual.square() / 2, linear)
         return torch.where(present, loss, 0.0).sum(-1) / present.sum(-1).clamp(min=1)
 
+    @property
+    def _stated_or_measured(self) -> Moments:
+        return self.mean or self.label_moments[0] or (0.0,), self.std or self.label_moments[1] or (
+            1.0,
+        )
+
     def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and std of the numbers, (numbers,) or (1,) each."""
-        mean = self.mean or self.label_moments[0] or (0.0,)
-        std = self.std or self.label_moments[1] or (1.0,)
+        mean, std = self._stated_or_measured
         kind, device = like.dtype, like.device
         return (
             torch.tensor(mean, dtype=kind, device=device),

@@ -18,7 +18,7 @@ from fedgist.data.label_check import (
     check_none_is_missing,
 )
 from fedgist.data.lazy_rows import Inputs, LazyRows, outline
-from fedgist.data.table_columns import Column
+from fedgist.data.table_columns import TABLE_FORM, Column, TableForm
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, listed
 
@@ -30,7 +30,8 @@ _TEXT_DIMS = 2  # dimensions of labels of texts: rows and positions
 class Dataset:
     """Examples and labels of a task.
 
-    ``x`` and ``x_test`` are ``(rows, *shape)``, uint8 for images (channels first) or float32. ``y``
+    ``x`` and ``x_test`` are ``(rows, *shape)``, uint8 for images (channels first) or float32, or
+    float64 if float32 does not hold the spread of a column (``core/far_numbers.py``). ``y``
     and ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see
     ``(x / scale - mean) / std``, with ``mean`` and ``std`` per channel or column. ``classes`` are
     names of the labels. ``columns`` describe the encoding of a table as ``x``. ``fill``
@@ -54,7 +55,8 @@ class Dataset:
 
     Rows may be read when they are used (:func:`fedgist.lazy`). Then ``lazy`` and ``lazy_test`` read
     them. ``x`` and ``x_test`` are then tensors on the device ``meta``, which have only a shape and
-    a type. ``notes`` tell the user how the rows are read.
+    a type. ``notes`` tell the user how the rows are read. ``form`` is how the text of a table is
+    read.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Dataset:
     lazy: LazyRows | None = field(default=None, repr=False)
     lazy_test: LazyRows | None = field(default=None, repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
+    form: TableForm = TABLE_FORM
 
     @property
     def inputs(self) -> Inputs:

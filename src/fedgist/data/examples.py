@@ -16,7 +16,7 @@ from fedgist.data import Augmentation
 from fedgist.data.augment import augmented
 from fedgist.data.client_rows import ABSENT, Rows
 from fedgist.data.dataset import Dataset
-from fedgist.data.facts import DataFacts
+from fedgist.data.facts import PRECISE, DataFacts
 from fedgist.data.lazy_rows import Inputs
 from fedgist.data.normalization import client_moments
 from fedgist.data.partition import Partition
@@ -166,13 +166,13 @@ class Examples:
         factor, offset = self.factor, self.offset
         if self.owner is not None:
             factor, offset = factor[self.owner[rows]], offset[self.owner[rows]]
-        return x.to(torch.float32).mul_(factor).add_(offset)
+        return x.to(factor.dtype).mul_(factor).add_(offset).to(torch.float32)
 
 
 def labels_of(y: Tensor, rows: Tensor) -> Tensor:
     """Return the labels of row numbers (clients, rows), with 0 for absent rows (-1).
 
-    Numbers are float32, all other labels int64.
+    Numbers are float32 or float64, all other labels int64.
     """
     labels = as_labels(y[rows.clamp(min=0)])
     labels[rows < 0] = 0
@@ -180,8 +180,8 @@ def labels_of(y: Tensor, rows: Tensor) -> Tensor:
 
 
 def as_labels(y: Tensor) -> Tensor:
-    """Return stored labels as methods see them: numbers as float32, all others as int64."""
-    return y.to(torch.float32) if y.is_floating_point() else y.long()
+    """Return stored labels as methods see them: numbers as they are, all others as int64."""
+    return y if y.is_floating_point() else y.long()
 
 
 def examples(
@@ -244,8 +244,9 @@ def _factor_and_offset(
 ) -> tuple[Tensor, Tensor]:
     """Return the factor and offset of normalization, from moments (..., channels)."""
     shape = (*mean.shape, *(1 for _ in facts.input_shape[1:]))
-    factor = (1.0 / (facts.scale * std)).view(shape).to(device, torch.float32)
-    offset = (-mean / std).view(shape).to(device, torch.float32)
+    kind = torch.float64 if facts.element == PRECISE else torch.float32
+    factor = (1.0 / (facts.scale * std)).view(shape).to(device, kind)
+    offset = (-mean / std).view(shape).to(device, kind)
     return factor, offset
 
 

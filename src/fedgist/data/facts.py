@@ -13,6 +13,7 @@ from fedgist.errors import listed, printable
 _KINDS: Mapping[Target, str] = MappingProxyType({"numbers": "number", "labels": "label"})
 _SHOWN, _WIDEST = 10, 40  # names in a summary, and characters of each
 ELEMENTS = ("float32", "uint8", "int32")  # numbers, images of bytes, words of texts
+PRECISE = "float64"  # numbers that a site keeps in 64 bits: others see no difference
 
 
 @dataclass(frozen=True)

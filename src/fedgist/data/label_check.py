@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedgist.data.dataset import Dataset
 
 MissingLabels = Literal["refuse", "mask"]  # the treatment of missing labels
+MissingClients = Literal["refuse", "drop"]  # the treatment of rows without a client
 MANY_CLASSES = 1000  # up to this number is plausible for any number of rows
 _TYPES: Mapping[Target, torch.dtype] = MappingProxyType(
     {
@@ -61,7 +62,9 @@ def check_none_is_missing(data: Dataset, split: str, y: Tensor) -> None:
 def check_labels(data: Dataset, split: str, y: Tensor, input_shape: tuple[int, ...]) -> None:
     """Raise DataError unless labels ``y`` (rows, ...) have the form of the data's target."""
     many = (data.num_classes,) if data.target in NUMERIC else places(data.target, input_shape)
-    if y.dtype != _TYPES[data.target] or tuple(y.shape[1:]) != many:
+    # numbers stay in float64 if float32 does not hold their spread
+    precise = y.dtype == torch.float64 and data.target == "numbers"
+    if (torch.float32 if precise else y.dtype) != _TYPES[data.target] or tuple(y.shape[1:]) != many:
         if data.target == "class":
             raise DataError(f"{data.name}: {split} labels must be one whole number per row")
         kind = str(_TYPES[data.target]).removeprefix("torch.")

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgist.core.far_numbers import is_far
 from fedgist.data.row_seeds import NO_SEED, own_draws, seeds_of
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.errors import DataError, first_line
 
 PIECE = 1 << 24  # bytes of rows that are read together where all rows are read in turn
+_LOOKED_AT = 16  # rows that decide whether float32 holds the numbers
 CHECKED = 4  # rows that are read twice before a run
 
 
@@ -69,9 +71,15 @@ class RowSource:
         with own_draws(draws=reader.draws) as seed_row:
             seed_row(NO_SEED)
             x = _row(reader, 0)
+            dtype = x.dtype
+            if dtype == torch.float64:
+                few = [_row(reader, row) for row in sample_of(len(reader), _LOOKED_AT).tolist()]
+                fit = all(row.shape == x.shape for row in few)
+                far = fit and is_far(torch.stack([row.double() for row in few]))
+                dtype = torch.float64 if far else torch.float32
         if not x.dim() or not x.numel():
             raise DataError(f"{reader.name}: a row has shape {list(x.shape)}: it holds no numbers")
-        return RowSource(reader, tuple(x.shape), x.dtype)
+        return RowSource(reader, tuple(x.shape), dtype)
 
     @property
     def row_bytes(self) -> int:
@@ -96,6 +104,8 @@ class RowSource:
         return out
 
     def _checked(self, x: Tensor, number: int) -> Tensor:
+        if x.is_floating_point() and self.dtype.is_floating_point:
+            x = x.to(self.dtype)
         if tuple(x.shape) != self.input_shape or x.dtype != self.dtype:
             kinds = [f"{_short(d)} {list(s)}" for d, s in ((x.dtype, x.shape), self._form)]
             raise DataError(f"{_subject(self.reader, number)} is {kinds[0]}, row 0 is {kinds[1]}")
@@ -143,7 +153,7 @@ class LazyRows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the numbers: uint8 or float32."""
+        """Type of the numbers: uint8, float32 or float64."""
         return self.source.dtype
 
     def __len__(self) -> int:
@@ -266,7 +276,9 @@ def sample_of(count: int, most: int) -> Tensor:
 
 
 def as_numbers(value: object) -> Tensor:
-    """Return the inputs of a row as a tensor: bytes stay bytes, all else is float32.
+    """Return the inputs of a row as a tensor: bytes stay bytes, all else is float32 or float64.
+
+    It is float64 if the numbers have more than 24 bits.
 
     Raises
     ------
@@ -278,7 +290,10 @@ def as_numbers(value: object) -> Tensor:
     x = torch.as_tensor(value).detach().cpu()
     if x.is_complex():
         raise TypeError("complex numbers are no inputs")
-    return x if x.dtype == torch.uint8 else x.to(torch.float32)
+    if x.dtype == torch.uint8:
+        return x
+    short = x.dtype.itemsize <= (4 if x.is_floating_point() else 2)
+    return x.to(torch.float32 if short else torch.float64)
 
 
 def _row(reader: RowReader, number: int) -> Tensor:

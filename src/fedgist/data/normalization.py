@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedgist.core.far_numbers import LOST, far_moments
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.sampled_moments import input_moments, with_sampled_moments
@@ -30,6 +31,7 @@ def with_moments(
             raise DataError(
                 "data.normalize = 'none' leaves inputs as they are: leave out data.mean and std"
             )
+        _check_held(data, data.mean, data.std)
         return replace(data, mean=(0.0,), std=(1.0,), measured=data.measured - {"moments"})
     if not mean and not std:
         return data if normalize == "client" else with_sampled_moments(data)
@@ -38,7 +40,24 @@ def with_moments(
         spread_over_columns("mean", mean, used, data.name),
         spread_over_columns("std", std, used, data.name),
     )
+    if data.x.dtype == torch.float32:
+        _check_held(data, *stated)
     return replace(data, mean=stated[0], std=stated[1], measured=data.measured - {"moments"})
+
+
+def _check_held(data: Dataset, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise DataError if float32 does not hold the spread of a column, which nothing centres."""
+    if data.x.is_floating_point() and (places := far_moments(mean, std, LOST)):
+        names = [name for column in data.columns for name in column.inputs]
+        name = repr(names[places[0]]) if names else f"{places[0]} (counted from 0)"
+        center, spread = (
+            list(values)[places[0] if len(values) > 1 else 0] for values in (mean, std)
+        )
+        raise DataError(
+            f"{data.name}: column {name} has the mean {center:g} and the standard deviation "
+            f"{spread:g}: 32-bit numbers do not hold such a small spread; subtract a number from "
+            "the column"
+        )
 
 
 def client_moments(data: Dataset, train: Rows) -> tuple[Tensor, Tensor]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import regex
 
 from fedgist.core.next_word import SPECIAL, UNKNOWN
 from fedgist.data.sources.optional_packages import need
@@ -19,17 +22,36 @@ if TYPE_CHECKING:  # an extra
 Tokenizer = Literal["words", "wordpiece"]
 
 NEED_TOKENIZERS = "tokenizer = 'wordpiece' needs tokenizers: pip install 'fedgist[text]'"
-_WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
+Rule = Literal[1, 2]  # the rule that splits texts into words
+_WORD_1 = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
+# letters that stand without spaces: each is a word, as in Unicode's default rule
+_APART = (
+    r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}"
+    r"\p{Script=Myanmar}"
+)
+_LETTERS = rf"[[\w\p{{M}}\u200c\u200d]--[{_APART}]]+"  # with marks and joiners
+_WORD_2 = regex.compile(rf"{_LETTERS}(?:['\u2019]{_LETTERS})*|(?!\s)\X", regex.V1)
+_EMOJI = regex.compile(r"\p{Emoji_Presentation}|\p{Emoji}\ufe0f")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
-def words_of(text: str) -> list[str]:
+def words_of(text: str, rule: Rule = 2) -> list[str]:
     """Return the words and the punctuation marks of a text, in lower case.
+
+    Rule 2 puts the text into Unicode's form NFC and keeps letters, their marks and emoji whole. It
+    follows Unicode's default word boundaries (Unicode Standard Annex 29), except that a point or
+    comma always ends a word. Of Chinese, Hiragana, Thai, Lao, Khmer and Burmese, which have no
+    spaces, each letter is a word. Rule 1 is that of earlier versions, which cut words at marks.
 
     >>> words_of("Don't panic: it works!")
     ["don't", 'panic', ':', 'it', 'works', '!']
+    >>> words_of("यह बहुत अच्छा है")
+    ['यह', 'बहुत', 'अच्छा', 'है']
     """
-    return _WORD.findall(text.lower())
+    if rule == 1 or text.isascii():  # the rules agree on ASCII, and the first is faster
+        return _WORD_1.findall(text.lower())
+    words: list[str] = _WORD_2.findall(unicodedata.normalize("NFC", text).lower())
+    return words
 
 
 def sentences_of(text: str) -> list[str]:
@@ -46,28 +68,33 @@ class Vocabulary:
     """A vocabulary: words by number, after four special tokens (``core.next_word``).
 
     ``words`` are whole words, or WordPiece tokens: the first piece of a word is written as it is,
-    the others with a leading ``##``.
+    the others with a leading ``##``. ``rule`` splits texts into words.
     """
 
     words: tuple[str, ...]
     tokenizer: Tokenizer = "words"
+    rule: Rule = 2
 
     def is_word(self, number: int) -> bool:
-        """Return whether a number stands for a word or a word piece, and not only for a mark."""
-        return number >= len(SPECIAL) and any(letter.isalnum() for letter in self.words[number])
+        """Return whether a number stands for a word, a word piece or an emoji, and not a mark."""
+        word = self.words[number]
+        means = any(letter.isalnum() for letter in word) or _EMOJI.search(word) is not None
+        return number >= len(SPECIAL) and means
 
     def encode(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the word numbers of each text; a text without words has none."""
         if self.tokenizer == "wordpiece":
             made = _word_piece({word: number for number, word in enumerate(self.words)})
-            split = [words_of(text) for text in texts]
+            split = [words_of(text, self.rule) for text in texts]
             encodings = made.encode_batch(split, is_pretokenized=True, add_special_tokens=False)
             return [encoding.ids for encoding in encodings]
         number = {word: i for i, word in enumerate(self.words) if i >= len(SPECIAL)}
-        return [[number.get(word, UNKNOWN) for word in words_of(text)] for text in texts]
+        return [[number.get(word, UNKNOWN) for word in words_of(text, self.rule)] for text in texts]
 
 
-def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Vocabulary:
+def vocabulary_of(
+    texts: Sequence[str], size: int, tokenizer: Tokenizer, rule: Rule = 2
+) -> Vocabulary:
     """Return a vocabulary of ``size`` words or word pieces, plus the four special tokens.
 
     It holds the most frequent words, with ties in alphabetical order, or the pieces that WordPiece
@@ -75,10 +102,10 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
     """
     if size < 1:
         raise DataError(f"data.words.size must be at least 1, not {size}")
-    counts = Counter(word for text in texts for word in words_of(text))
+    counts = Counter(word for text in texts for word in words_of(text, rule))
     if tokenizer == "words":
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return Vocabulary((*SPECIAL, *ranked[:size]))
+        return Vocabulary((*SPECIAL, *ranked[:size]), rule=rule)
     trainers = need("tokenizers.trainers", NEED_TOKENIZERS)
     # numbered in advance: otherwise their numbers and the order of merges change from run to run
     inner = sorted({f"##{letter}" for word in counts for letter in word[1:]})
@@ -94,11 +121,14 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
         ),
     )
     numbers = made.get_vocab()
-    return Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), tokenizer)
+    return Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), tokenizer, rule)
 
 
-def read_vocabulary(path: Path, tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary in a file with one word or piece per line, most frequent first."""
+def read_vocabulary(path: Path, tokenizer: Tokenizer, rule: Rule = 2) -> Vocabulary:
+    """Return the vocabulary in a file with one word or piece per line, most frequent first.
+
+    Words that only rule 1 makes say that the file was made by it, whatever ``rule`` is.
+    """
     try:
         words = [
             word for line in path.read_text(encoding="utf-8").splitlines() if (word := line.strip())
@@ -111,12 +141,19 @@ def read_vocabulary(path: Path, tokenizer: Tokenizer) -> Vocabulary:
         raise DataError(f"data.words.file: {path} names {twice[0]!r:.80} twice")
     if not words:
         raise DataError(f"data.words.file: {path} names no words")
-    if tokenizer == "words" and (lost := [word for word in words if words_of(word) != [word]]):
+    if tokenizer == "words" and _odd_words(words, rule) and not _odd_words(words, 1):
+        rule = 1
+    if tokenizer == "words" and (lost := _odd_words(words, rule)):
         raise DataError(
             f"data.words.file: {path} names {lost[0]!r:.80}, which no text has: words are in "
             "lower case, and marks are words of their own"
         )
-    return Vocabulary((*SPECIAL, *words), tokenizer)
+    return Vocabulary((*SPECIAL, *words), tokenizer, rule)
+
+
+def _odd_words(words: Sequence[str], rule: Rule) -> list[str]:
+    """Return the words that no text has under a rule."""
+    return [word for word in words if words_of(word, rule) != [word]]
 
 
 def _word_piece(numbers: dict[str, int]) -> tokenizers.Tokenizer:

@@ -66,8 +66,17 @@ class WordsSection(BaseModel):
 
     model_config = CLOSED
 
-    length: PositiveInt = 20
-    """Maximum number of tokens per text. Longer texts are cut."""
+    length: PositiveInt | None = None
+    """Maximum number of tokens per text. Longer texts are cut, and a note counts them.
+
+    The default is 20 for next words. For labels of texts it is the length that 95 % of the training
+    texts do not exceed; state it under privacy.
+    """
+    rule: Literal[1, 2] = 2
+    """The rule that splits texts into words: 2, or 1 to read a run of an earlier version.
+
+    Rule 1 cuts words at the marks of Hindi, Tamil and other scripts.
+    """
     tokenizer: Literal["words", "wordpiece"] = "words"
     """How a text is split: into whole words, or into pieces of words (WordPiece)."""
     size: PositiveInt = 10_000
@@ -105,8 +114,13 @@ class Data(OpenSection):
     """What to do with missing labels.
 
     ``refuse``: they are an error. ``mask``: a row without any label is left out, and a missing
-    number, label or pixel of another row counts nowhere. In tables an empty cell is missing, in
-    arrays NaN, or -1 for pixels.
+    number, label or pixel of another row counts nowhere. In tables a cell with a sign of a missing
+    value is missing, in arrays NaN, or -1 for pixels.
+    """
+    missing_clients: Literal["refuse", "drop"] = "refuse"
+    """What to do with rows whose client is empty.
+
+    ``refuse``: they are an error. ``drop``: they are left out, with a note.
     """
     normalize: Literal["pooled", "client", "none"] = "pooled"
     """How inputs are normalized.

@@ -42,7 +42,7 @@ def prepare_run(
     server = start_server(side)
     key = random.key(setup.seed).to(setup.device)
     checked = check_method(side.method, side.task, server, key)
-    notes = (*side.notes, *checked, *_lowered(world), *scoring_notes(side))
+    notes = (*world.data.notes, *side.notes, *checked, *_lowered(world), *scoring_notes(side))
     check_loss_settings(side.method, side.task, server, key)
     plans: Mapping[str, Plan] = {}
     if setup.engine.name != "loopback":  # there every site runs its one client, unstacked

@@ -18,6 +18,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.content_draws import fates, shares
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.examples import Examples
+from fedgist.data.name_notes import notes_on_names
 from fedgist.data.normalization import own_moments, with_moments
 from fedgist.data.partition import Draw, Partition, hold_out, owner_of_rows, partition
 from fedgist.data.sources.loading import load_data
@@ -72,11 +73,13 @@ def read_data(
             words=None if section.words is None else Reading(**section.words.model_dump()),
             target=target,
             missing_labels=section.missing_labels,
+            missing_clients=section.missing_clients,
             secret=secret,
             unlisted=unlisted,
             **section.options,
         )
     data = with_moments(data, section.normalize, section.mean, section.std)
+    data = replace(data, notes=(*data.notes, *notes_on_names(data, section.classes)))
     data = _some(section, seed, data)
     check_augment(section.augment, data, "data.augment")
     if section.ranges:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedgist.core.far_numbers import far_moments
 from fedgist.data.dataset import Dataset
-from fedgist.data.facts import DataFacts
+from fedgist.data.facts import PRECISE, DataFacts
 from fedgist.data.normalization import spread_over_columns
 from fedgist.data.table_columns import Column
 from fedgist.data.usual_values import with_stated_ranges
@@ -43,7 +44,7 @@ def declared_facts(setup: Setup) -> DataFacts:
         NAME,
         shape,
         len(data.classes),
-        section.element,
+        PRECISE if section.element == "float32" and far_moments(mean, std) else section.element,
         setup.labels,
         scale=section.scale,
         mean=mean,
@@ -102,7 +103,7 @@ def differences(declared: DataFacts, own: DataFacts) -> Iterator[str]:
     """Yield what differs between the declared facts and those of a site's data."""
     pairs = {
         "input_shape": (list(declared.input_shape), list(own.input_shape)),
-        "element": (declared.element, own.element),
+        "element": (_stored(declared.element), _stored(own.element)),
         "scale": (declared.scale, own.scale),
         "target": (declared.target, own.target),
         "classes": (list(declared.names), list(own.names)),
@@ -121,9 +122,14 @@ def differences(declared: DataFacts, own: DataFacts) -> Iterator[str]:
             )
 
 
+def _stored(element: str) -> str:
+    """Return the type of numbers as a recipe states it: who keeps 64 bits shows it nobody."""
+    return "float32" if element == PRECISE else element
+
+
 def as_section(facts: DataFacts) -> dict[str, object]:
     """Return facts as the section ``[facts]`` of a recipe, in TOML's types."""
-    table: dict[str, object] = {"element": facts.element, "scale": facts.scale}
+    table: dict[str, object] = {"element": _stored(facts.element), "scale": facts.scale}
     if facts.columns:
         table["columns"] = _plain(facts.columns)
     else:

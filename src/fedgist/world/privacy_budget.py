@@ -53,6 +53,8 @@ FOUND_IN_ROWS = {
     "data.columns",
     "label moments": "means and deviations of the predicted numbers are measured on the training "
     "rows: state objective.mean and objective.std",
+    "length of texts": "the length of texts is that of 95 % of the training texts: state "
+    "data.words.length",
     "vocabulary": "the vocabulary is made of the training texts: name a file of words in "
     "data.words.file",
 }

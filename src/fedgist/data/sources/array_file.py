@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -110,8 +110,16 @@ def no_array(file: Path, name: str, stored: list[str]) -> DataError:
     return DataError(f"{file.name} has no array {name!r}; it holds {names}")
 
 
+def exact_type(kind: np.dtype[Any]) -> type[np.floating[Any]]:
+    """Return the type that holds numbers of a type exactly: float32, or float64 for long ones."""
+    short = kind.itemsize <= (2 if kind.kind in "iu" else 4)
+    return np.float32 if short else np.float64
+
+
 def features(x: Values, subject: str) -> Tensor:
-    """Return byte images as uint8 (rows, channels, height, width), and all else as float32.
+    """Return byte images as uint8 (rows, channels, height, width), and all else as numbers.
+
+    Numbers are float32, or float64 if they are stored in more than 24 bits.
 
     Images may have their channels last (recognised if only the last dimension is 1 or 3), and
     byte images may have no channel dimension. Other shapes are kept.
@@ -125,7 +133,7 @@ def features(x: Values, subject: str) -> Tensor:
         x = x[:, None]
     if x.ndim == _IMAGES and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
-    kind = np.uint8 if x.dtype == np.uint8 and x.ndim == _IMAGES else np.float32
+    kind = np.uint8 if x.dtype == np.uint8 and x.ndim == _IMAGES else exact_type(x.dtype)
     check_memory(x.size * np.dtype(kind).itemsize, subject)
     # numbers that are too large become infinite, which the check of the data set reports
     with np.errstate(over="ignore"):

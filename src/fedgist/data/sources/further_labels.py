@@ -10,10 +10,11 @@ from torch import Tensor
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import ENDINGS as ARRAYS
 from fedgist.data.sources.array_file import read_arrays
+from fedgist.data.sources.column_kinds import is_number
 from fedgist.data.sources.image_folder import ENDINGS, images_below
 from fedgist.data.sources.in_memory import labels_like
 from fedgist.data.sources.locations import existing
-from fedgist.data.sources.table_file import TABLES, is_number, load_table
+from fedgist.data.sources.table_file import is_table, load_table
 from fedgist.data.sources.tabular import labels_of
 from fedgist.data.sources.text_file import read_texts
 from fedgist.data.sources.text_labels import label_numbers
@@ -41,9 +42,9 @@ def read_labels(
     if ending in ARRAYS:
         arrays = read_arrays(place, lambda stored: ["y"] if "y" in stored else [])
         return labels_like(data, arrays["y"], f"{place.name}: y") if arrays else None
-    if ending not in TABLES or not columns:
+    if not is_table(place) or not columns:
         return None
-    table = load_table(place)
+    table = load_table(place, data.form)
     if not set(columns) <= set(table.frame.columns):
         return None
     numbered = is_number(table, columns[0])

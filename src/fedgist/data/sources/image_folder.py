@@ -6,8 +6,9 @@ import contextlib
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from fedgist.data.sources.file_sizes import fits, regular
 from fedgist.data.sources.image_pixels import (
     image_bytes,
     is_grey,
+    losses_of,
     pixels,
     plausible_size,
     shared_size,
     size_of,
     stacked_images,
+    upright_size,
 )
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
@@ -37,10 +40,12 @@ from fedgist.data.sources.labelled_rows import (
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
 from fedgist.data.sources.read_modes import Read
-from fedgist.errors import DataError, first_line
+from fedgist.errors import DataError, first_line, listed
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp")
+_TRAIN, _TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 _RGB = 3
+_CLASS_AND_FILE = 2  # parts of the path of an image below the classes
 _IN_A_BATCH = 64  # images that must fit in memory together
 _LOOKED_AT = 256  # images that are looked at first for colours
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
@@ -84,10 +89,12 @@ def folder(
 
     Notes
     -----
-    Images are .png, .jpg, .jpeg, .bmp or .webp of 8 bits a channel; hidden files are left out.
-    Images have one channel if all of them are grey, else three. The names of the folders are the
-    labels, numbered in sorted order. Pooled normalization: mean and deviation of each channel, 0 to
-    1, over all training images, those held out for validation included.
+    Images are .png, .jpg, .jpeg, .jfif, .bmp or .webp of 8 bits a channel. Other files are left out
+    and counted, except hidden ones. Photos are turned as their EXIF tag says. Images have one
+    channel if all of them are grey, else three; an alpha channel is left out, with a note. The
+    names of the folders are the labels, numbered in sorted order. Folders may also be called
+    ``Training`` and ``Testing``. Pooled normalization: mean and deviation of each channel, 0 to 1,
+    over all training images, those held out for validation included.
 
     Examples
     --------
@@ -99,13 +106,16 @@ def folder(
         image_size = 32
     """
     top = existing(path, folder=True)
-    train, test = _split_folders(top)
+    train, test, notes = _split_folders(top)
     if test is not None:
         refuse_fraction(test_fraction, f"there is a folder {test.name!r}")
     train_files = _labelled_files(train)
     test_files = [] if test is None else _labelled_files(test)
     files = train_files + test_files
-    x = _images([file for file, _ in files], size_of(image_size), top.name, read)
+    losses = Counter[str]()
+    x = _images([file for file, _ in files], size_of(image_size), top.name, read, losses)
+    notes += _notes_on_files([train] if test is None else [train, test])
+    notes += [f"images that lose {loss}: {count}" for loss, count in losses.items()]
     labels = np.array([label for _, label in files], dtype=object)
     if test is None:
         held = held_out(labels, test_fraction)
@@ -115,18 +125,28 @@ def folder(
         count = len(train_files)
         parts = (x[:count], labels[:count]), (x[count:], labels[count:])
     rows = (LabelledRows(outline(inputs), own) for inputs, own in parts)
-    return dataset(top.name, *rows, classes=classes).with_inputs(parts[0][0], parts[1][0])
+    data = dataset(top.name, *rows, classes=classes).with_inputs(parts[0][0], parts[1][0])
+    return replace(data, notes=(*data.notes, *notes))
 
 
-def _images(files: list[Path], size: tuple[int, ...] | None, name: str, read: Read) -> Inputs:
-    """Return all images, uint8 (images, channels, height, width): decoded now, or when used."""
+def _images(
+    files: list[Path], size: tuple[int, ...] | None, name: str, read: Read, losses: Counter[str]
+) -> Inputs:
+    """Return all images, uint8 (images, channels, height, width): decoded now, or when used.
+
+    ``losses`` counts what images lose, of lazy images in a sample of them.
+    """
     if size is None:
         with _opened(files[0]) as image:
-            size = plausible_size(image.size[::-1], len(files), first=str(files[0]))
+            size = plausible_size(upright_size(image), len(files), first=str(files[0]))
     a_few_fit = fits(image_bytes(size, 1), _IN_A_BATCH)
     large = a_few_fit and not fits(image_bytes(size, len(files)))
     if read == "once" or (read == "auto" and not large):
-        return stacked_images(read_images(files, size), len(files))
+        return stacked_images(read_images(files, size, losses=losses), len(files))
+    few = sample_of(len(files), _LOOKED_AT).tolist()
+    for row in few:
+        with _opened(files[row]) as image:
+            losses.update(f"{loss}, of {len(few)} looked at" for loss in losses_of(image))
     return LazyRows.of(ImageRows(name, tuple(files), size, _channels(files)))
 
 
@@ -172,24 +192,60 @@ class ImageRows:
         return tuple(identity_of([str(file) for file in self.files]))
 
 
-def _split_folders(top: Path) -> tuple[Path, Path | None]:
-    """Return the folder of training images, and the folder of test images or None."""
-    train = top / "train"
-    if not train.is_dir():
-        return top, None
-    return train, next((top / name for name in ("test", "val") if (top / name).is_dir()), None)
+def _split_folders(top: Path) -> tuple[Path, Path | None, list[str]]:
+    """Return the folder of training images, that of test images or None, and notes."""
+    folders = _folders(top)
+    train = _named(folders, _TRAIN)
+    if train is None:
+        return top, None, []
+    test = _named(folders, _TESTS)
+    unread = [folder.name for folder in folders if folder not in {train, test}]
+    note = f"folders beside {train.name!r} that are not read: {listed(map(repr, unread))}"
+    return train, test, [note] if unread else []
+
+
+def _named(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """Return the first folder with one of the names, which come in the order of preference."""
+    ranked = [(names.index(f.name.lower()), f) for f in folders if f.name.lower() in names]
+    return min(ranked)[1] if ranked else None
+
+
+def _folders(top: Path) -> list[Path]:
+    """Return the folders in a folder in sorted order, without hidden ones."""
+    return sorted(f for f in top.iterdir() if f.is_dir() and not _is_hidden(f.name))
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one that macOS writes into archives."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _labelled_files(top: Path) -> list[tuple[Path, str]]:
     """Return the images and class of each class folder, in sorted order."""
-    classes = sorted(
-        entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-    )
+    classes = _folders(top)
     if not classes:
         raise DataError(f"{top} has no class folders")
     return [
         (file, entry.name) for entry in classes for file in _images_among(entry.iterdir(), entry)
     ]
+
+
+def _notes_on_files(tops: Sequence[Path]) -> list[str]:
+    """Return a note on the files below folders of classes that are not read as images."""
+    unread = Counter[str]()
+    for top in tops:
+        for file in top.rglob("*"):
+            parts = file.relative_to(top).parts
+            if not file.is_file() or any(map(_is_hidden, parts)):
+                continue
+            if len(parts) != _CLASS_AND_FILE and file.suffix.lower() in ENDINGS:
+                unread["images that are not directly in a class folder"] += 1
+            elif file.suffix.lower() not in ENDINGS:
+                unread[file.suffix.lower() or "files without an ending"] += 1
+    if not unread:
+        return []
+    kinds = listed(f"{kind} ({count})" for kind, count in sorted(unread.items()))
+    return [f"files that are left out: {unread.total()}: {kinds}; {', '.join(ENDINGS)} are read"]
 
 
 def images_below(top: Path) -> list[Path]:
@@ -202,8 +258,7 @@ def _images_among(files: Iterable[Path], top: Path) -> list[Path]:
     images = sorted(
         file
         for file in files
-        if file.suffix.lower() in ENDINGS
-        and not any(part.startswith(".") for part in file.relative_to(top).parts)
+        if file.suffix.lower() in ENDINGS and not any(map(_is_hidden, file.relative_to(top).parts))
     )
     if not images:
         raise DataError(f"{top} holds no images ({', '.join(ENDINGS)})")
@@ -211,17 +266,22 @@ def _images_among(files: Iterable[Path], top: Path) -> list[Path]:
 
 
 def read_images(
-    files: list[Path], size: tuple[int, ...] | None, channels: int | None = None
+    files: list[Path],
+    size: tuple[int, ...] | None,
+    channels: int | None = None,
+    losses: Counter[str] | None = None,
 ) -> Iterator[Values]:
     """Yield each image as uint8 (channels, height, width).
 
     ``size`` is height and width, by default those of the first image. ``channels`` is 1 or 3, by
-    default the number of each image.
+    default the number of each image. ``losses`` counts what images lose.
     """
     size = None if size is None else shared_size(size, len(files))
     for file in files:
         with _opened(file) as image:
-            size = size or shared_size(image.size[::-1], len(files), first=str(file))
+            size = size or shared_size(upright_size(image), len(files), first=str(file))
+            if losses is not None:
+                losses.update(losses_of(image))
             yield pixels(image, size, str(file), channels)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,12 @@ _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")
 MOST_PIXELS = 2048 * 2048  # largest first image that may set the size of all others
 _COLOURS = 3
+_ALPHA = ("RGBA", "LA", "PA", "La", "RGBa")
+_EXIF_ORIENTATION, _UPRIGHT = 0x0112, 1
+_ON_THEIR_SIDE = (5, 6, 7, 8)
+#: PIL.Image.Transpose for each orientation, without importing it.
+_TURNS: Mapping[int, int] = MappingProxyType({2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2})
+_BROKEN_EXIF = (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, struct.error)
 _BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing it
 
 
@@ -68,6 +76,38 @@ def plausible_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[
     return size
 
 
+def losses_of(image: Any) -> list[str]:
+    """Return what the 8 bits of one or three channels do not hold of a PIL image."""
+    deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
+    alpha = image.mode in _ALPHA or "transparency" in image.info
+    losses = {
+        "the alpha channel": alpha,
+        "the lower 8 of 16 bits a channel": deep,
+        "the frames after the first": getattr(image, "is_animated", False),
+    }
+    return [loss for loss, is_lost in losses.items() if is_lost]
+
+
+def upright_size(image: Any) -> tuple[int, ...]:
+    """Return the height and the width of a PIL image as it is shown."""
+    size: tuple[int, ...] = image.size
+    return size if _orientation(image) in _ON_THEIR_SIDE else size[::-1]
+
+
+def _orientation(image: Any) -> int:
+    """Return how a camera says that it was held, from 1 (upright) to 8: EXIF's tag 274."""
+    try:
+        return int(image.getexif().get(_EXIF_ORIENTATION, _UPRIGHT))
+    except _BROKEN_EXIF:
+        return _UPRIGHT
+
+
+def _upright(image: Any) -> Any:
+    """Return a PIL image as it is shown, turned or mirrored as its EXIF tag says."""
+    method = _TURNS.get(_orientation(image))
+    return image if method is None else image.transpose(method)
+
+
 def is_grey(mode: str) -> bool:
     """Return whether PIL images of this mode have one channel."""
     return mode in _GREY
@@ -78,13 +118,15 @@ def pixels(
 ) -> Values:
     """Return a PIL image as uint8 (channels, height, width).
 
-    The image is resized to ``size``, height and width, if given. By default a grey image has one
+    The image is turned as its EXIF tag says. It is resized to ``size``, height and width, if given.
+    By default a grey image has one
     channel and any other image has three.
     """
     if image.mode.split(";")[0] in _DEEP:
         raise DataError(
             f"{subject} has more than 8 bits per pixel (mode {image.mode}); convert it first"
         )
+    image = _upright(image)
     grey = image.mode in _GREY if channels is None else channels == 1
     if "transparency" in image.info:
         image = image.convert("RGBA")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgist.core.far_numbers import narrowed
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.label_check import check_labels
@@ -28,6 +29,7 @@ from fedgist.data.sources.python_objects import (
     categories,
     columns_of,
     example_values,
+    index_of,
     is_frame,
     label_values,
     table_of,
@@ -110,7 +112,9 @@ def _picked(values: Any, rows: Values) -> object:
 
 def _from_arrays(parts: tuple[object, ...], target: Target) -> Dataset:
     names = [f"data: {name}" for name in _NAMES[: len(parts)]]
-    xs, columns = _all_examples(parts[::2], names[::2])
+    for x, y, name in zip(parts[::2], parts[1::2], names[::2], strict=True):
+        _same_index(x, y, name)
+    xs, columns, notes = _all_examples(parts[::2], names[::2])
     if target == "class":
         ys, num_classes, classes = _all_labels(parts[1::2], names[1::2])
     else:
@@ -122,7 +126,8 @@ def _from_arrays(parts: tuple[object, ...], target: Target) -> Dataset:
     mean, std = moments(outline(x), scale) if len(x) else ((0.0,), (1.0,))
     about = num_classes, scale, mean, std, classes
     data_set = Dataset("your data", outline(x), y, outline(x_test), y_test, *about, target=target)
-    data_set = replace(data_set, measured=frozenset({"moments"})).with_inputs(x, x_test)
+    data_set = replace(data_set, measured=frozenset({"moments"}), notes=notes)
+    data_set = data_set.with_inputs(x, x_test)
     return check(with_columns(data_set, columns) if columns and len(x) else data_set)
 
 
@@ -159,6 +164,7 @@ def labels_like(data: Dataset, y: object, subject: str) -> Tensor:
     """
     if data.target != "class":
         labels = torch.from_numpy(stored_labels(array(y, subject), subject, data.target))
+        labels = labels.to(data.y.dtype)
         check_labels(data, "new", labels, data.input_shape)
         return labels
     values = label_values(y, subject)
@@ -218,26 +224,27 @@ def _tensor(x: object, row: int, subject: str) -> Tensor:
 
 def _all_examples(
     values: Sequence[object], names: Sequence[str]
-) -> tuple[list[Inputs], tuple[Column, ...]]:
-    """Return training and test examples, and the columns inferred from the training rows."""
+) -> tuple[list[Inputs], tuple[Column, ...], tuple[str, ...]]:
+    """Return training and test examples, and the columns of the training rows with notes."""
     lazy = [value for value in values if isinstance(value, LazyRows)]
     if len(lazy) == len(values):
-        return [*_alike(lazy)], ()
+        return [*_alike(lazy)], (), ()
     if len({is_frame(value) for value in values}) > 1:
         raise DataError("data: one of x and x_test is a data frame, the other is not")
     if is_frame(values[0]):
         tables = [table_of(value, name) for value, name in zip(values, names, strict=True)]
-        columns = columns_of(tables[0])
+        columns, notes = columns_of(tables[0])
         if not columns:
             raise DataError(f"{names[0]} has no columns")
-        return [encode(table, columns) for table in tables], columns
+        return [*narrowed(*(encode(table, columns) for table in tables))], columns, notes
     xs = [example_values(value, name) for value, name in zip(values, names, strict=True)]
-    return [*_alike(xs)], ()
+    widest = torch.float64 if any(x.dtype == torch.float64 for x in _alike(xs)) else xs[0].dtype
+    return [*narrowed(*(x.to(widest) for x in xs))], (), ()
 
 
 def _alike(xs: Sequence[X]) -> Sequence[X]:
     """Return training and test examples if they have the same type."""
-    if len({x.dtype for x in xs}) > 1:
+    if len({x.dtype == torch.uint8 for x in xs}) > 1:
         raise DataError("data: one of x and x_test holds bytes (uint8), the other does not")
     return xs
 
@@ -279,7 +286,7 @@ def _all_outputs(
         count = max(int(y.max(initial=0)) for y in arrays) + 1
     else:
         count = arrays[0].shape[1]
-    return [torch.from_numpy(y) for y in arrays], count, titles
+    return [*narrowed(*(torch.from_numpy(y) for y in arrays))], count, titles
 
 
 def _codes(values: Values, names: tuple[str, ...], subject: str) -> Tensor:
@@ -288,6 +295,17 @@ def _codes(values: Values, names: tuple[str, ...], subject: str) -> Tensor:
         if value not in classes:
             raise DataError(f"{subject}: unknown label {value!r}{did_you_mean(value, names)}")
     return codes(values, names)
+
+
+def _same_index(x: object, y: object, x_name: str) -> None:
+    """Raise DataError if x and y are of pandas and their rows have different names."""
+    of_x, of_y = index_of(x), index_of(y)
+    if of_x is None or of_y is None or len(of_x) != len(of_y) or of_x.equals(of_y):
+        return
+    raise DataError(
+        f"{x_name} and {'y' + x_name.partition('x')[2]} have different indexes, so their rows may "
+        "not belong together: align them by y.loc[x.index], or call reset_index(drop=True) on both"
+    )
 
 
 def _same_length(x: Inputs, y: Tensor, x_name: str, y_name: str) -> None:

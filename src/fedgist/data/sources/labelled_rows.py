@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgist.core.far_numbers import narrowed
 from fedgist.core.random import key, permutation
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
@@ -51,9 +52,9 @@ class LabelledRows:
         return LabelledRows(x, self.labels[mask], clients, lazy)
 
 
-def note_on_left_out(count: int) -> tuple[str, ...]:
+def note_on_left_out(count: int, lack: str = "label") -> tuple[str, ...]:
     """Return a note for the user on rows that were left out because they have no label."""
-    return (f"rows that are left out because they have no label: {count}",) if count else ()
+    return (f"rows that are left out because they have no {lack}: {count}",) if count else ()
 
 
 def with_a_label(rows: LabelledRows, target: Target) -> LabelledRows:
@@ -244,8 +245,9 @@ def dataset(
     names, (y, y_test) = _labels(name, train, test, classes, target)
     if missing == "mean" and train.lazy is not None:
         raise DataError(f"{name}: missing = 'mean' needs all rows in memory: data.read = 'once'")
-    fill = means(name, train.x) if missing == "mean" else None
-    x, x_test = (fill_in(rows.x, fill) for rows in (train, test))
+    x, x_test = narrowed(train.x, test.x)
+    fill = means(name, x) if missing == "mean" else None
+    x, x_test = fill_in(x, fill), fill_in(x_test, fill)
     scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
     mean, std = moments(x, scale)
     clients = _all_clients(train, test)
@@ -270,9 +272,10 @@ def _labels(
 ) -> tuple[tuple[str, ...], tuple[Tensor, Tensor]]:
     """Return the names of what is predicted, and the labels of training and test rows."""
     if target in NUMERIC:
-        numbers = [torch.from_numpy(rows.labels.astype(np.float32)) for rows in (train, test)]
-        names = tuple(classes) or tuple(str(i) for i in range(numbers[0].shape[1]))
-        return names, (numbers[0], numbers[1])
+        parts = (torch.from_numpy(rows.labels.astype(np.float64)) for rows in (train, test))
+        y, y_test = narrowed(*parts)
+        names = tuple(classes) or tuple(str(i) for i in range(y.shape[1]))
+        return names, (y, y_test)
     if target == "pixels":
         pixels = [torch.from_numpy(rows.labels.astype(np.int16)) for rows in (train, test)]
         most = max(int(part.max()) for part in pixels if part.numel())
@@ -289,7 +292,7 @@ def _labels(
 
 def means(name: str, x: Tensor) -> Tensor:
     """Return the mean (*shape) over the rows of ``x`` (rows, *shape), ignoring NaN."""
-    mean = x.nanmean(0, dtype=torch.float64).float() if x.is_floating_point() else x[0].float()
+    mean = x.nanmean(0, dtype=torch.float64).to(x.dtype) if x.is_floating_point() else x[0].float()
     if bool((empty := mean.isnan().flatten()).any()):
         raise DataError(
             f"{name}: column {int(empty.byte().argmax())} (counted from 0) is missing in every "

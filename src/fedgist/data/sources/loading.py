@@ -9,7 +9,7 @@ from pathlib import Path
 from fedgist.core.target import Target
 from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset, check, with_classes
-from fedgist.data.label_check import MissingLabels
+from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.labelled_rows import OwnTestRowsError, checked_fraction
@@ -22,7 +22,16 @@ from fedgist.options import check_options
 
 TEST_FRACTION_KEY = "test_fraction"
 # parameters that sources share
-NO_OPTIONS = ("root", "classes", "seed", "read", "target", "missing_labels", "unlisted")
+NO_OPTIONS = (
+    "root",
+    "classes",
+    "seed",
+    "read",
+    "target",
+    "missing_labels",
+    "unlisted",
+    "missing_clients",
+)
 
 
 def load_data(
@@ -34,6 +43,7 @@ def load_data(
     words: Reading | None = None,
     target: Target | None = None,
     missing_labels: MissingLabels = "refuse",
+    missing_clients: MissingClients = "refuse",
     read: Read = "auto",
     source: Callable[..., Dataset | SplitTexts] | None = None,
     secret: int | None = None,
@@ -46,8 +56,9 @@ def load_data(
     of all classes in the order of their numbers, if they differ from the source's. ``seed`` is the
     run's seed, for sources that draw their examples. ``words`` are the settings for texts.
     ``target`` is the form of the labels to read, if the source has several; the default is the
-    source's own. With ``missing_labels = "mask"`` labels may be missing. ``read`` says how rows are
-    read: once, or when they are used. ``source`` reads the data set if the name is a user's own.
+    source's own. With ``missing_labels = "mask"`` labels may be missing. With ``missing_clients``
+    ``"drop"`` rows without a client are left out. ``read`` says how rows are read: once, or when
+    they are used. ``source`` reads the data set if the name is a user's own.
     With a ``secret``, test rows that the source would draw by their places are drawn by their
     content (:mod:`fedgist.data.content_draws`). With ``unlisted = "none"``, unlisted categories and
     rows that cannot be used are no errors (:mod:`fedgist.data.usable_rows`). ``options`` are those
@@ -60,6 +71,7 @@ def load_data(
     if lenient and target in {None, "class"}:
         common["classes"] = ()  # rows of other classes are left out afterwards
     common |= {"missing_labels": "mask" if lenient else missing_labels, "unlisted": unlisted}
+    common["missing_clients"] = missing_clients
     common |= {} if target is None else {"target": target}
     taken = inspect.signature(source).parameters
     if read == "lazy" and "read" not in taken:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -149,10 +150,12 @@ class GroupRows:
         types = need("pyarrow.types", _NEED)
         for name in columns:
             kind = schema.field(name).type
-            if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            if not any(is_kind(kind) for is_kind in (*_numeric(types), types.is_boolean)):
+                nested = types.is_nested(kind) or types.is_binary(kind)
+                cure = "" if nested else ", or use data.name = 'table'"
                 raise DataError(
                     f"{file.name}: the column {name!r} holds {kind}, not numbers; name it in "
-                    "ignore, or use data.name = 'table'"
+                    f"ignore{cure}"
                 )
         return GroupRows(file, tuple(columns), (0, *itertools.accumulate(counts)))
 
@@ -165,7 +168,7 @@ class GroupRows:
         return self.begins[-1]
 
     def __call__(self, row: int) -> object:
-        """Return the numbers of a row, float32 (columns,)."""
+        """Return the numbers of a row, float64 (columns,)."""
         group = int(np.searchsorted(self.begins, row, side="right")) - 1
         key = (os.getpid(), group)
         values = self.kept.pop(key, None)
@@ -190,10 +193,14 @@ class GroupRows:
         with need("pyarrow.parquet", _NEED).ParquetFile(self.file) as opened:
             table = opened.read_row_group(group, columns=list(self.columns), use_threads=False)
         parts = [
-            np.asarray(table.column(name).to_numpy(zero_copy_only=False), dtype=np.float32)
+            np.asarray(table.column(name).to_numpy(zero_copy_only=False), dtype=np.float64)
             for name in self.columns
         ]
         return np.stack(parts, axis=1)
+
+
+def _numeric(types: Any) -> tuple[Callable[[object], bool], ...]:
+    return types.is_integer, types.is_floating, types.is_decimal
 
 
 def _columns(file: Path, names: list[str]) -> Values:

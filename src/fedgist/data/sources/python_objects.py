@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgist.data.sources.array_file import exact_type
 from fedgist.data.sources.labelled_rows import Values, as_texts, whole_numbers
-from fedgist.data.sources.table_file import TableFrame
+from fedgist.data.sources.table_file import TableFrame, without_row_numbers
 from fedgist.data.sources.tabular import column_of
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, first_line
@@ -58,7 +59,7 @@ def _has_items(kind: type) -> bool:
 
 
 def example_values(value: object, subject: str) -> Tensor:
-    """Return a numeric array ``(rows, *shape)`` as examples: uint8 stays, all else is float32."""
+    """Return a numeric array ``(rows, *shape)`` as examples: bytes, float32 or float64."""
     x = array(value, subject)
     if x.dtype.kind not in _NUMBERS:
         raise DataError(
@@ -68,7 +69,7 @@ def example_values(value: object, subject: str) -> Tensor:
         raise DataError(f"{subject} has shape {list(x.shape)}: one value a row is x.reshape(-1, 1)")
     if 0 in x.shape[1:]:
         raise DataError(f"{subject} has shape {list(x.shape)}: there is nothing in a row")
-    kind = np.uint8 if x.dtype == np.uint8 else np.float32
+    kind = np.uint8 if x.dtype == np.uint8 else exact_type(x.dtype)
     # numbers that are too large become infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.require(x, kind, ["C", "W"]))
@@ -125,16 +126,22 @@ def table_of(frame: Any, subject: str) -> TableFrame:
             raise DataError(
                 f"{subject}: the column {name!r} holds {kind}, not numbers, texts or categories"
             )
-    return TableFrame(subject, named, untyped=False, is_file=False)
+    return without_row_numbers(TableFrame(subject, named, untyped=False, is_file=False))
 
 
-def columns_of(table: TableFrame) -> tuple[Column, ...]:
-    """Return the encoding of each column; a categorical keeps its own categories."""
+def index_of(value: Any) -> Any:
+    """Return the index of a pandas frame or series, or None."""
+    return value.index if is_frame(value) or _is_pandas(value, "Series") else None
+
+
+def columns_of(table: TableFrame) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """Return the encoding of each column, and notes; a categorical keeps its own categories."""
     declared = {name: categories(table.frame[name]) for name in table.frame.columns}
-    return tuple(
-        Column(name, column_categories) if column_categories else column_of(table, name)
-        for name, column_categories in declared.items()
-    )
+    pairs = [
+        (Column(name, own), "") if own else column_of(table, name) for name, own in declared.items()
+    ]
+    notes = (*table.notes, *(note for _, note in pairs if note))
+    return tuple(column for column, _ in pairs), notes
 
 
 def _is_pandas(value: object, name: str) -> bool:

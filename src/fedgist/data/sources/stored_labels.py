@@ -27,7 +27,7 @@ def label_columns(label: str | list[str], target: Target) -> list[str]:
 def stored_labels(values: Values, subject: str, target: Target) -> Values:
     """Return an array of labels (rows, ...) in the form of the target.
 
-    Classes become texts (rows,), numbers and labels float32 (rows, outputs), pixels int16 (rows,
+    Classes become texts (rows,), numbers and labels float64 (rows, outputs), pixels int16 (rows,
     height, width).
     """
     if target in NUMERIC:
@@ -46,8 +46,7 @@ def _columns(values: Values, subject: str) -> Values:
             f"{subject} must be numbers (rows,) or (rows, outputs), not {values.dtype} of shape "
             f"{list(values.shape)}"
         )
-    with np.errstate(over="ignore"):
-        return columns.astype(np.float32)
+    return columns.astype(np.float64)
 
 
 def _pixels(values: Values, subject: str) -> Values:

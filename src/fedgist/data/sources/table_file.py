@@ -1,80 +1,94 @@
-"""Read .csv, .tsv and .parquet files; invalid cells are errors, never guessed."""
+"""Read tables: .csv and .tsv, also packed by gzip, .parquet, .arff and Stata's .dta."""
 
 from __future__ import annotations
 
+import gzip
+import io
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import IO, Any, cast
 
 import numpy as np
 
-from fedgist.data.sources.file_formats import PARQUET, expect_format, expect_text
-from fedgist.data.sources.file_sizes import check_memory, check_packing, regular
+from fedgist.data.sources.arff_file import read_arff
+from fedgist.data.sources.file_formats import GZIP, PARQUET, expect_format, expect_text
+from fedgist.data.sources.file_sizes import (
+    check_memory,
+    check_packing,
+    read_up_to,
+    regular,
+    usable_memory,
+)
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.data.sources.optional_packages import need
+from fedgist.data.table_columns import MISSING_SIGNS, TABLE_FORM, TableForm
 from fedgist.errors import DataError, first_line, listed
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_NUMERIC = "iufb"
 _MOST_COLUMNS = 100_000
 _TIMES_AS_TEXT = 5  # a cell may be one comma in the file, and needs four more bytes as text
 _BYTES_OF_A_CELL = 8
 _ROWS_AT_ONCE = 4096
-TABLES = (*_SEPARATORS, ".parquet")
+_PACKED = ".gz"
+_OTHERS = ";\t|,"  # characters that often separate cells
+TABLES = (*_SEPARATORS, ".parquet", ".arff", ".dta")
 _NEED = "reading tables needs {}: pip install 'fedgist[table]'"
-_NO_NUMBER = ("", "na", "n/a", "nan", "null", "none", "?")  # missing numbers in text files
 
 
 @dataclass(frozen=True, eq=False)
 class TableFrame:
     """A table as a pandas frame.
 
-    If ``untyped``, every cell is text, and a column is numeric if all its cells are numbers.
-    ``is_file`` says whether it was read from a file; else it is a user's data frame. ``left_out``
-    is the number of rows that were left out because they have no label.
+    If ``untyped``, every cell is text. ``is_file`` says whether it was read from a file; else it is
+    a user's data frame. ``signs`` are the texts of missing cells, in lower case. ``notes`` tell the
+    user what was left out.
     """
 
     name: str
     frame: Any
     untyped: bool
     is_file: bool = True
-    left_out: int = 0
+    signs: tuple[str, ...] = MISSING_SIGNS
+    notes: tuple[str, ...] = ()
 
     def take(self, mask: Values) -> TableFrame:
         """Return the rows where ``mask`` (rows,) is true, with their row numbers in the file."""
         return replace(self, frame=self.frame[mask])
 
 
-def load_table(file: Path) -> TableFrame:
-    """Read a table; every cell of a .csv or .tsv file is read as text."""
+def ending_of(file: Path) -> str:
+    """Return the ending of a file's name in lower case; that of a packed file is the one inside."""
+    return Path(file.name.lower().removesuffix(_PACKED)).suffix
+
+
+def is_table(file: Path) -> bool:
+    """Return whether a file's name is that of a table."""
+    return ending_of(file) in TABLES
+
+
+def load_table(file: Path, form: TableForm = TABLE_FORM) -> TableFrame:
+    """Read a table; every cell of a .csv or .tsv file, also packed by gzip, is read as text."""
     _pandas()
-    ending = file.suffix.lower()
+    ending = ending_of(file)
     if ending not in TABLES:
         raise DataError(f"{file.name} is not a table that can be read; use {', '.join(TABLES)}")
+    if form.sep is not None and ending not in _SEPARATORS:
+        raise DataError(f"sep = {form.sep!r} is for tables of text; {file.name} has no separators")
     try:
-        times = _TIMES_AS_TEXT if ending in _SEPARATORS else 1
-        check_memory(times * regular(file).stat().st_size, file.name)
-        _check_format(file, ending)
-        arrow = _parquet(file) if ending == ".parquet" else _text_file(file, _SEPARATORS[ending])
-        cells = arrow.num_rows * arrow.num_columns
-        check_memory(arrow.nbytes + _BYTES_OF_A_CELL * cells, f"{file.name} with {cells} cells")
-        frame = arrow.replace_schema_metadata(None).to_pandas()
+        frame = _READERS[ending](file, form)
     except DataError:
         raise
-    except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
-        raise DataError(f"{file.name} cannot be read: {first_line(error)}") from error
+    except (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError) as error:
+        cure = "; save it as UTF-8" if "utf" in str(error).lower() else ""
+        raise DataError(f"{file.name} cannot be read: {first_line(error)}{cure}") from error
+    frame.columns = [str(name) for name in frame.columns]
     if (twice := frame.columns[frame.columns.duplicated()]).size:
         raise DataError(f"{file.name} has two columns named {twice[0]!r}")
-    # pandas writes its row numbers as columns with this name
-    row_numbers = [name for name in frame.columns if name.startswith("__index_level_")]
-    return TableFrame(file.name, frame.drop(columns=row_numbers), untyped=ending != ".parquet")
-
-
-def _check_format(file: Path, ending: str) -> None:
-    """Raise DataError if the content has the structure of another format than the name says."""
-    if ending == ".parquet":
-        expect_format(file, PARQUET, PARQUET)
-    else:
-        expect_text(file, f"a {ending} table")
+    untyped = ending in _SEPARATORS
+    return without_row_numbers(TableFrame(file.name, frame, untyped, signs=form.signs))
 
 
 def _pandas() -> Any:
@@ -85,8 +99,9 @@ def _pyarrow(module: str) -> Any:
     return need(module, _NEED.format("pyarrow"))
 
 
-def _parquet(file: Path) -> Any:
+def _parquet(file: Path, _: TableForm) -> Any:
     """Read a few rows at a time, because a kilobyte can hold millions of equal rows."""
+    expect_format(file, PARQUET, PARQUET)
     with _pyarrow("pyarrow.parquet").ParquetFile(file) as opened:
         held = opened.metadata
         _check_width(file.name, held.num_columns)
@@ -100,18 +115,74 @@ def _parquet(file: Path) -> Any:
             size += batch.nbytes
             check_memory(size, rows)
             batches.append(batch)
-        return _pyarrow("pyarrow").Table.from_batches(batches, schema=opened.schema_arrow)
+        whole = _pyarrow("pyarrow").Table.from_batches(batches, schema=opened.schema_arrow)
+    return _frame(file, whole)
 
 
-def _text_file(file: Path, separator: str) -> Any:
+def _frame(file: Path, arrow: Any) -> Any:
+    cells = arrow.num_rows * arrow.num_columns
+    check_memory(arrow.nbytes + _BYTES_OF_A_CELL * cells, f"{file.name} with {cells} cells")
+    return arrow.replace_schema_metadata(None).to_pandas()
+
+
+def _text_file(file: Path, form: TableForm) -> Any:
     """Read all cells as text with pyarrow, because pandas silently fills short rows."""
+    content = _content(file)
     csv = _pyarrow("pyarrow.csv")
+    separator = form.sep or _SEPARATORS[ending_of(file)]
     parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    with csv.open_csv(file, parse_options=parse) as reader:
+    with csv.open_csv(io.BytesIO(content), parse_options=parse) as reader:
         header = reader.schema.names
     _check_width(file.name, len(header))
+    if header[0].startswith("sep="):
+        line = f"{header[0]!r:.20}"
+        raise DataError(f"{file.name}: its first line, {line}, is no header: delete this line")
     as_text = csv.ConvertOptions(column_types=dict.fromkeys(header, _pyarrow("pyarrow").string()))
-    return csv.read_csv(file, parse_options=parse, convert_options=as_text)
+    read = csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=as_text)
+    return _frame(file, read)
+
+
+def _content(file: Path) -> bytes | bytearray:
+    """Return the bytes of a table of text, unpacked."""
+    size = regular(file).stat().st_size
+    if not file.name.lower().endswith(_PACKED):
+        expect_text(file, f"a {ending_of(file)} table")
+        check_memory(_TIMES_AS_TEXT * size, file.name)
+        return file.read_bytes()
+    expect_format(file, "a file packed by gzip", GZIP)
+    most = usable_memory() // _TIMES_AS_TEXT
+    with gzip.open(file) as stream:
+        content = read_up_to(cast("IO[bytes]", stream), most + 1)
+    check_packing(size, len(content), file.name, "unpack it by gunzip")
+    check_memory(_TIMES_AS_TEXT * len(content), file.name)
+    return content
+
+
+def _arff(file: Path, _: TableForm) -> Any:
+    """Read a table of Weka, whose columns are numbers or have values."""
+    frame = _pandas().DataFrame(read_arff(file))
+    texts_in = [name for name in frame.columns if frame[name].dtype == object]
+    return frame.astype(dict.fromkeys(texts_in, "category"))
+
+
+def _stata(file: Path, _: TableForm) -> Any:
+    """Read a table of Stata; columns with labelled values are categories."""
+    check_memory(_TIMES_AS_TEXT * regular(file).stat().st_size, file.name)
+    return _pandas().read_stata(file)
+
+
+_READERS: Mapping[str, Callable[[Path, TableForm], Any]] = MappingProxyType(
+    {".csv": _text_file, ".tsv": _text_file, ".parquet": _parquet, ".arff": _arff, ".dta": _stata}
+)
+
+
+def _other_separator(table: TableFrame) -> str:
+    """Return the cure if the single column of a table shows that another character separates."""
+    header = str(table.frame.columns[0])
+    others = [character for character in _OTHERS if character in header]
+    if len(table.frame.columns) > 1 or not table.untyped or not others:
+        return ""
+    return f"; if {others[0]!r} separates its cells, say data.sep = {others[0]!r}"
 
 
 def _check_width(name: str, columns: int) -> None:
@@ -127,6 +198,7 @@ def expect(table: TableFrame, columns: list[str]) -> None:
         if name not in table.frame.columns:
             raise DataError(
                 f"{table.name} has no column {name!r}; it has {listed(table.frame.columns)}"
+                + _other_separator(table)
             )
 
 
@@ -141,39 +213,59 @@ def texts(table: TableFrame, name: str) -> Values:
 
 def reals(table: TableFrame, name: str) -> Values:
     """Return a column as float64 (rows,), with NaN for cells that are not numbers."""
-    column = _pandas().to_numeric(table.frame[name], errors="coerce")
-    return np.array(column.to_numpy(np.float64, na_value=np.nan))
+    column = table.frame[name]
+    if column.dtype.kind not in _NUMERIC:  # pandas refuses some types of decimal numbers
+        column = _pandas().Series(texts(table, name))
+    return np.array(
+        _pandas().to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    )
 
 
 def is_missing(table: TableFrame, name: str) -> Values:
     """Return Booleans (rows,), true where a cell marks a missing number."""
     cells = texts(table, name)
-    return np.array([cell.strip().lower() in _NO_NUMBER for cell in cells], dtype=bool)
+    return np.array([cell.strip().lower() in table.signs for cell in cells], dtype=bool)
 
 
-def filled(table: TableFrame, name: str, role: str, *, numbered: bool = False) -> Values:
-    """Return a column of labels or clients as text (rows,); empty cells are errors."""
+def filled(table: TableFrame, name: str, role: str, cure: str) -> Values:
+    """Return a column of clients or marks as text (rows,); an empty cell is an error."""
     cells = texts(table, name)
-    empty = _NO_NUMBER if numbered else ("",)
-    for row, cell in zip(table.frame.index, cells, strict=True):
-        if cell.strip().lower() in empty:
-            raise DataError(
-                f"{table.name}: the {role} column {name!r} is empty in row {row + 1} below the "
-                "header"
-            )
+    check_filled(table, name, role, np.array([not c.strip() for c in cells], dtype=bool), cure)
     return cells
 
 
-def is_number(table: TableFrame, name: str) -> bool:
-    """Return whether a column is numeric.
+def check_filled(table: TableFrame, name: str, role: str, absent: Values, cure: str) -> None:
+    """Raise DataError that names the first row of a column that is ``absent`` (rows,)."""
+    if not absent.any():
+        return
+    row, cell = int(np.argmax(absent)), str(table.frame[name].iloc[int(np.argmax(absent))])
+    held = f" ({cell!r})" if table.untyped and cell.strip() else ""
+    raise DataError(
+        f"{table.name}: the {role} column {name!r} is empty{held} in row "
+        f"{table.frame.index[row] + 1} below the header{cure and '; '}{cure}"
+    )
 
-    The column's type decides. In an untyped table, every cell must be a number or mark a missing
-    one.
+
+def without_row_numbers(table: TableFrame) -> TableFrame:
+    """Return a table without the columns that hold only the numbers of its rows, with a note.
+
+    pandas and R write such a column without a name, or pandas as ``Unnamed: 0`` or
+    ``__index_level_0__``.
     """
-    column = table.frame[name]
-    if column.dtype.kind in "iuf":
+    frame = table.frame
+    numbered = [name for name in frame.columns if _counts_rows(table, str(name))]
+    if not numbered:
+        return table
+    note = f"columns that are left out because they number the rows: {listed(map(repr, numbered))}"
+    return replace(table, frame=frame.drop(columns=numbered), notes=(*table.notes, note))
+
+
+def _counts_rows(table: TableFrame, name: str) -> bool:
+    """Return whether a column without a name holds a different whole number in each row."""
+    if name.startswith("__index_level_"):
         return True
-    if not table.untyped:
+    if name.strip() and not name.startswith("Unnamed: "):
         return False
-    given = [cell for cell in column if cell.strip().lower() not in _NO_NUMBER]
-    return bool(given) and not np.isnan(_pandas().to_numeric(given, errors="coerce")).any()
+    numbers = reals(table, name)
+    whole = np.isfinite(numbers).all() and bool((numbers == np.round(numbers)).all())
+    return bool(whole and len(numbers) > 1 and len(np.unique(numbers)) == len(numbers))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MissingLabels
+from fedgist.data.label_check import MissingClients, MissingLabels
+from fedgist.data.sources.column_kinds import KINDS, Numbers, is_number, kind_of
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
@@ -24,7 +24,6 @@ from fedgist.data.sources.labelled_rows import (
     as_texts,
     dataset,
     held_out,
-    in_order,
     note_on_left_out,
     refuse_fraction,
 )
@@ -32,24 +31,20 @@ from fedgist.data.sources.locations import existing
 from fedgist.data.sources.stored_labels import label_columns
 from fedgist.data.sources.table_file import (
     TableFrame,
+    check_filled,
     expect,
     filled,
     is_missing,
-    is_number,
     load_table,
     reals,
     texts,
 )
-from fedgist.data.table_columns import Column
+from fedgist.data.table_columns import Column, TableForm
 from fedgist.data.usable_rows import Unlisted
-from fedgist.errors import DataError, listed
+from fedgist.errors import DataError, listed, one_of
 
 _Gaps = Literal["refuse", "mean", "any"]  # which cells of a column of numbers may hold none
 _NUMBER = "number"  # a recipe's word for a numeric column
-_MOST_CATEGORIES = 1000  # more categories in a column are identifiers or free text
-_FEW_CATEGORIES, _FEW_ROWS_EACH = 20, 2  # above the one and below the other: identifiers, too
-# a day in any order, with or without a time: 2021-03-04, 4.3.2021, 2021-03-04T10:00:00Z
-_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ]\d{1,2}:\d{2}.*)?", re.ASCII)
 
 
 def table(
@@ -63,9 +58,13 @@ def table(
     ignore: list[str] | None = None,
     annotations: list[str] | None = None,
     missing: Missing = "refuse",
+    missing_signs: list[str] | None = None,
+    kinds: dict[str, str] | None = None,
+    sep: str | None = None,
     classes: Sequence[str] = (),
     target: Target = "class",
     missing_labels: MissingLabels = "refuse",
+    missing_clients: MissingClients = "refuse",
     unlisted: Unlisted = "refuse",
 ) -> Dataset:
     """Read a table with a column of labels. The other columns are numbers or categories.
@@ -73,7 +72,7 @@ def table(
     Parameters
     ----------
     path
-        The file: .csv, .tsv or .parquet.
+        The file: .csv or .tsv in UTF-8, also packed (.csv.gz), .parquet, .arff or Stata's .dta.
     label
         The column of labels. For the objectives ``regression`` and ``multilabel`` it holds numbers,
         or 1 and 0, and may be a list of columns; ``classes`` are not read.
@@ -97,17 +96,28 @@ def table(
         What to do with a missing number. ``"refuse"``: it is an error. ``"mean"``: the mean of its
         column over the training rows replaces it. An empty cell among categories is a category of
         its own.
+    missing_signs
+        Further signs of a missing number or label, such as ``["unknown", "-9"]``.
+    kinds
+        ``{zip = "categories"}``: what a column is, ``"number"`` or ``"categories"``, if its texts
+        could be both. ``columns`` does the same for all columns.
+    sep
+        The character between the cells of a .csv or .tsv file, if it is another one, such as
+        ``";"``.
     classes
         Names of the classes in the order of their numbers.
 
     Notes
     -----
-    A column is numeric if its type in a .parquet file says so, or if each of its cells is a number
-    or one of the signs of a missing value: empty, ``na``, ``n/a``, ``nan``, ``null``, ``none``,
-    ``?``. Any other column has categories, and each category becomes a 0/1 column. Labels are whole
-    numbers or texts, numbered in sorted order. Pooled normalization: mean and deviation of each
-    column of numbers over all training rows, those held out for validation included; 0/1 columns
-    stay as they are.
+    A column is numeric if its type says so, or if most of its cells are numbers. Then any other
+    cell is an error, unless it is a sign of a missing value: empty, ``na``, ``n/a``, ``nan``,
+    ``null``, ``none``, ``?``, or one of ``missing_signs``. Dates, times, percentages, numbers with
+    a unit, and more than 20 different texts are no categories, and are errors. Any other column has
+    categories, and each category becomes a 0/1 column. A column without a name that numbers the
+    rows is left out. Labels are whole numbers or texts, numbered in sorted order. A label that is a
+    sign of a missing value is missing, unless ``classes`` lists it. Pooled normalization: mean and
+    deviation of each column of numbers over all training rows, those held out for validation
+    included; 0/1 columns stay as they are.
 
     Examples
     --------
@@ -125,46 +135,99 @@ def table(
         age = "number"
         town = ["Bonn", "Ulm"]
     """
-    labels, masked = label_columns(label, target), missing_labels == "mask"
-    whole = _labelled(load_table(existing(path)), labels, target, masked=masked)
-    mask = _test_rows(whole, labels, target, test, test_fraction)
+    form = TableForm.of(sep, missing_signs or ())
+    reading = _Reading(
+        label_columns(label, target), target, classes, client, missing_labels, missing_clients
+    )
+    whole = reading.usable(load_table(existing(path), form))
+    mask = _test_rows(whole, reading, test, test_fraction)
     by_column = test is None or str(test) in whole.frame.columns
     train, held = whole.take(~mask), whole.take(mask)
     if not by_column:
-        held = _labelled(load_table(existing(test or "")), labels, target, masked=masked)
+        held = reading.usable(load_table(existing(test or ""), form))
     beside = annotations or []
     marks = (client, str(test) if test and by_column else None)
-    aside = [*labels, *(name for name in marks if name), *beside]
+    aside = [*reading.labels, *(name for name in marks if name), *beside]
     expect(whole, [*aside, *(ignore or [])])
-    expect(held, labels)
+    expect(held, reading.labels)
     gaps: _Gaps = missing if unlisted == "refuse" else "any"
-    used = _feature_columns(train, aside, ignore, columns)
-    numbered = is_number(whole, labels[0])
+    used, of_columns = _feature_columns(train, aside, ignore, columns, kinds or {})
+    numbered = is_number(whole, reading.labels[0])
     _room(whole.name, len(train.frame) + len(held.frame), used)
     train_rows, test_rows = (
         LabelledRows(
             encode(part, used, missing=gaps),
-            labels_of(part, labels, target, numbered=numbered),
+            labels_of(part, reading.labels, target, numbered=numbered),
             _clients(part, client),
         )
         for part in (train, held)
     )
-    names = labels if target in NUMERIC else classes
+    names = reading.labels if target in NUMERIC else classes
     data = dataset(train.name, train_rows, test_rows, classes=names, missing=missing, target=target)
-    numbers = encode(train, [Column(name) for name in beside], missing=gaps).T
-    notes = note_on_left_out(whole.left_out + (0 if by_column else held.left_out))
+    numbers = encode(train, [Column(name) for name in beside], missing=gaps).T.float()
     further = dict(zip(beside, numbers, strict=True))
-    return replace(with_columns(data, used), annotations=further, notes=notes)
+    notes = tuple(dict.fromkeys((*data.notes, *whole.notes, *held.notes, *of_columns)))
+    return replace(with_columns(data, used), annotations=further, notes=notes, form=form)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Which columns of a table are labels and clients, and what is done about empty ones."""
+
+    labels: list[str]
+    target: Target
+    classes: Sequence[str]
+    client: str | None
+    missing_labels: MissingLabels
+    missing_clients: MissingClients
+
+    def usable(self, rows: TableFrame) -> TableFrame:
+        """Return the rows with a client and a label, with a note on those that are left out."""
+        return self._labelled(self._owned(rows))
+
+    def _owned(self, rows: TableFrame) -> TableFrame:
+        name = self.client
+        if self.missing_clients != "drop" or name is None or name not in rows.frame.columns:
+            return rows
+        absent = np.array([cell.strip() == "" for cell in texts(rows, name)], dtype=bool)
+        return _without(rows, absent, "client")
+
+    def _labelled(self, rows: TableFrame) -> TableFrame:
+        expect(rows, self.labels)
+        if self.target in NUMERIC:
+            if self.missing_labels == "refuse":
+                return rows
+            absent = np.all([is_missing(rows, name) for name in self.labels], axis=0)
+            return _without(rows, absent, "label")
+        name = self.labels[0]
+        unlisted = np.array([cell not in self.classes for cell in texts(rows, name)], dtype=bool)
+        absent = is_missing(rows, name) & unlisted
+        if self.missing_labels == "refuse":
+            check_filled(rows, name, "label", absent, _LABEL_CURE)
+        return _without(rows, absent, "label")
+
+
+_LABEL_CURE = (
+    "data.missing_labels = 'mask' leaves such rows out, and a sign of a missing value is a class "
+    "if data.classes lists it"
+)
+_CLIENT_CURE = "data.missing_clients = 'drop' leaves such rows out"
+
+
+def _without(rows: TableFrame, absent: Values, lack: str) -> TableFrame:
+    """Return the rows that are not ``absent`` (rows,), with a note on what they lack."""
+    notes = note_on_left_out(int(absent.sum()), lack)
+    return replace(rows.take(~absent), notes=(*rows.notes, *notes)) if notes else rows
 
 
 def encode(rows: TableFrame, columns: Sequence[Column], *, missing: _Gaps = "refuse") -> Tensor:
-    """Return the encoded columns as float32 (rows, numbers and categories).
+    """Return the encoded columns as float64 (rows, numbers and categories).
 
     With ``missing = "mean"``, a missing number becomes NaN. With ``"any"``, so does any cell of a
     column of numbers that holds none, and an unlisted category is none of the listed ones.
     """
     expect(rows, [column.name for column in columns])
-    x = torch.empty(_room(rows.name, len(rows.frame), columns))
+    x = torch.empty(_room(rows.name, len(rows.frame), columns), dtype=torch.float64)
     parts = torch.split(x, [len(column.inputs) for column in columns], 1)
     for column, part in zip(columns, parts, strict=True):
         _encode(rows, column, missing, part)
@@ -175,40 +238,21 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
     """Return the shape of the encoded rows; raise DataError if memory is too small."""
     width = sum(len(column.inputs) for column in columns)
     subject = f"{name} with {rows} rows of {width} numbers and categories"
-    check_memory(4 * rows * width, subject, "name columns with many categories in ignore")
+    check_memory(8 * rows * width, subject, "name columns with many categories in ignore")
     return rows, width
 
 
-def _labelled(
-    rows: TableFrame, labels: Sequence[str], target: Target, *, masked: bool
-) -> TableFrame:
-    """Return the rows with a label; all of them, unless labels may be missing (``masked``)."""
-    if not masked:
-        return rows
-    expect(rows, list(labels))
-    if target in NUMERIC:
-        empty = [is_missing(rows, name) for name in labels]
-    else:
-        empty = [np.array([not cell.strip() for cell in texts(rows, labels[0])])]
-    absent = np.all(empty, axis=0)
-    return replace(rows.take(~absent), left_out=int(absent.sum()))
-
-
 def _test_rows(
-    whole: TableFrame,
-    labels: Sequence[str],
-    target: Target,
-    test: str | Path | None,
-    test_fraction: float | None,
+    whole: TableFrame, reading: _Reading, test: str | Path | None, test_fraction: float | None
 ) -> Values:
     """Return Booleans (rows,), true for a test row; all false if test rows have their own table."""
     if test is None:
-        expect(whole, list(labels))
-        numbered = is_number(whole, labels[0])
-        return held_out(labels_of(whole, labels, target, numbered=numbered), test_fraction)
+        numbered = is_number(whole, reading.labels[0])
+        labels = labels_of(whole, reading.labels, reading.target, numbered=numbered)
+        return held_out(labels, test_fraction)
     refuse_fraction(test_fraction, f"test = {str(test)!r} names the test rows")
     if str(test) in whole.frame.columns:
-        cells = filled(whole, str(test), "test")
+        cells = filled(whole, str(test), "test", "it holds 1 or 0")
         return as_mask(cells, f"{whole.name}: the test column {str(test)!r}")
     return np.zeros(len(whole.frame), dtype=bool)
 
@@ -218,18 +262,23 @@ def _feature_columns(
     aside: list[str],
     ignore: list[str] | None,
     stated: dict[str, str | list[str]] | None,
-) -> list[Column]:
-    """Return the input columns: the stated ones, or all that are not ``aside`` or ignored."""
-    if stated is not None and ignore is not None:
-        raise DataError("columns says which are used: leave out ignore")
-    if stated is not None:
-        columns = [_stated(name, kind, aside) for name, kind in stated.items()]
-    else:
-        unused = {*aside, *(ignore or [])}
-        columns = [column_of(train, name) for name in train.frame.columns if name not in unused]
-    if not columns:
+    kinds: dict[str, str],
+) -> tuple[list[Column], list[str]]:
+    """Return the input columns, the stated ones or all that are not aside or ignored; and notes."""
+    if stated is not None and (ignore is not None or kinds):
+        raise DataError("columns says which are used: leave out ignore and kinds")
+    if stated:
+        return [_stated(name, kind, aside) for name, kind in stated.items()], []
+    unused = {*aside, *(ignore or [])}
+    names = [name for name in train.frame.columns if name not in unused]
+    if not names or stated is not None:
         raise DataError(f"{train.name} has no column besides the label")
-    return columns
+    for name, kind in kinds.items():
+        if name not in names:
+            raise DataError(f"kinds names {name!r}; the columns of inputs are {listed(names)}")
+        one_of(kind, KINDS, f"kinds.{name}")
+    columns = [column_of(train, name, kinds.get(name)) for name in names]
+    return [column for column, _ in columns], [note for _, note in columns if note]
 
 
 def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
@@ -247,34 +296,15 @@ def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
     return Column(name, tuple(kind), closed=True)
 
 
-def column_of(train: TableFrame, name: str) -> Column:
-    """Return the encoding of a column; categories are those of the training rows."""
-    if is_number(train, name):
-        return Column(name)
-    cells = texts(train, name)
-    categories = in_order(cells)
-    if problem := _why_no_categories(categories, len(cells)):
-        raise DataError(f"{train.name}: the column {name!r} holds {problem}; {_ways_out(train)}")
-    return Column(name, categories, found=True)
+def column_of(train: TableFrame, name: str, stated: str | None = None) -> tuple[Column, str]:
+    """Return the encoding of a column, and a note or an empty text.
 
-
-def _why_no_categories(categories: Sequence[str], rows: int) -> str:
-    """Return what the texts of a column are, if they are no categories; else an empty text."""
-    count, given = len(categories), [text for text in categories if text]
-    if given and all(_DATE.fullmatch(text) for text in given):
-        return f"dates ({given[0]!r})"
-    if count > _MOST_CATEGORIES:
-        return f"{count} different texts, more than {_MOST_CATEGORIES}"
-    if count > _FEW_CATEGORIES and rows < _FEW_ROWS_EACH * count:
-        return f"{count} different texts in {rows} rows, like names or identifiers"
-    return ""
-
-
-def _ways_out(table: TableFrame) -> str:
-    """Return what a user can do about a column whose texts are no categories."""
-    if table.is_file:
-        return "name it in ignore, or replace it with numbers"
-    return "leave it out of the data frame, or replace it with numbers"
+    Categories are those of the training rows. ``stated`` is what a user says that the column is.
+    """
+    kind = kind_of(train, name, stated)
+    if isinstance(kind, Numbers):
+        return Column(name), kind.note
+    return Column(name, kind, found=True), ""
 
 
 def labels_of(
@@ -289,16 +319,15 @@ def labels_of(
 
 def labels_in(rows: TableFrame, name: str, *, numbered: bool) -> Values:
     """Return a column of labels as text (rows,), as whole numbers if ``numbered``."""
-    cells = filled(rows, name, "label", numbered=numbered)
     if not numbered:
-        return cells
+        return texts(rows, name)
     return as_texts(reals(rows, name), f"{rows.name}: the labels {name!r}")
 
 
 def _clients(rows: TableFrame, name: str | None) -> Values | None:
     if name is None or name not in rows.frame.columns:
         return None
-    return filled(rows, name, "client")
+    return filled(rows, name, "client", _CLIENT_CURE)
 
 
 def _encode(rows: TableFrame, column: Column, missing: _Gaps, out: Tensor) -> None:
@@ -326,7 +355,7 @@ def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
     numbers = reals(rows, name)
     usable = np.isfinite(numbers)
     if usable.all() or missing == "any":
-        return torch.from_numpy(numbers).float()
+        return torch.from_numpy(numbers)
     absent = np.isnan(numbers) & is_missing(rows, name)
     if missing == "mean":
         usable |= absent
@@ -338,7 +367,7 @@ def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
         if absent[position]:
             msg += "; missing = 'mean' replaces missing numbers by their column's mean"
         raise DataError(msg)
-    return torch.from_numpy(numbers).float()
+    return torch.from_numpy(numbers)
 
 
 def with_columns(data: Dataset, columns: Sequence[Column]) -> Dataset:

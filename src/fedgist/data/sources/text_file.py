@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedgist.core.target import Target
-from fedgist.data.label_check import MissingLabels
+from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.file_formats import expect_text
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.labelled_rows import note_on_left_out, refuse_fraction
 from fedgist.data.sources.locations import existing
-from fedgist.data.sources.table_file import TABLES, load_table
-from fedgist.data.sources.text_rows import SplitTexts, Texts
+from fedgist.data.sources.table_file import is_missing, is_table, load_table
+from fedgist.data.sources.text_rows import SplitTexts, Texts, note_on_empty
 from fedgist.data.vocabulary import sentences_of
 from fedgist.errors import DataError, first_line, listed
 
@@ -32,6 +32,7 @@ def text_file(
     test_fraction: float | None = None,
     target: Target = "words",
     missing_labels: MissingLabels = "refuse",
+    missing_clients: MissingClients = "refuse",
 ) -> SplitTexts:
     """Read texts from a file of JSON lines (``.jsonl``) or a table (``.csv``, ``.parquet`` ...).
 
@@ -56,7 +57,9 @@ def text_file(
 
     Notes
     -----
-    Words are changed to lower case, and punctuation marks are words. Words need no normalization.
+    Words are changed to lower case, and punctuation marks are words. Words follow Unicode's rules:
+    see [Texts](data.md#texts). Texts without a word are left out, and longer ones than
+    ``data.words.length`` are cut; both are counted. Words need no normalization.
 
     Examples
     --------
@@ -82,17 +85,24 @@ def text_file(
             f"data.label = {label!r}: objective next_word reads no labels; leave it out"
         )
     by_sentence = label is None if sentences is None else sentences
-    masked = missing_labels == "mask"
-    train = read_texts(place, text, client, label, sentences=by_sentence, masked=masked)
-    left_out = train.left_out
+    form = {
+        "sentences": by_sentence,
+        "masked": missing_labels == "mask",
+        "ownable": missing_clients == "drop",
+    }
+    train = read_texts(place, text, client, label, **form)
+    unlabelled, ownerless, empty = train.unlabelled, train.ownerless, 0
     if test_file is not None:
         refuse_fraction(test_fraction, "test_file has the test rows")
         held = existing(test_file)
-        test = read_texts(held, text, client, label, sentences=by_sentence, masked=masked)
-        left_out += test.left_out
+        test = read_texts(held, text, client, label, **form)
+        unlabelled, ownerless = unlabelled + test.unlabelled, ownerless + test.ownerless
     else:
-        train, test = train.with_words().split(test_fraction)
-    return SplitTexts(place.name, train, test, note_on_left_out(left_out))
+        some = train.with_words()
+        empty = len(train.texts) - len(some.texts)
+        train, test = some.split(test_fraction)
+    notes = (*note_on_left_out(unlabelled), *note_on_left_out(ownerless, "client"))
+    return SplitTexts(place.name, train, test, (*notes, *note_on_empty(empty)))
 
 
 def read_further(place: Path, text: str = "text", *, sentences: bool = False) -> list[str]:
@@ -122,15 +132,20 @@ def read_texts(
     *,
     sentences: bool,
     masked: bool = False,
+    ownable: bool = False,
 ) -> Texts:
     """Return the texts in a file with their clients and labels.
 
-    With ``masked``, texts without a label are left out. Otherwise they are an error.
+    With ``masked``, texts without a label are left out, and with ``ownable`` texts without a
+    client. Otherwise they are an error.
     """
-    texts, owners, labels, left_out = [], [], [], 0
-    for location, line in _lines(place):
+    texts, owners, labels, unlabelled, ownerless = [], [], [], 0, 0
+    for location, line in _lines(place, label):
+        if ownable and client is not None and _is_missing(line.get(client)):
+            ownerless += 1
+            continue
         if masked and label is not None and _is_missing(line.get(label)):
-            left_out += 1
+            unlabelled += 1
             continue
         written = field(line, text, location)
         parts = sentences_in(written, location) if sentences else _texts_in(written, location)
@@ -140,7 +155,8 @@ def read_texts(
         if label is not None:
             labels += [_labels_in(line, label, location)] * len(parts)
     clients = None if client is None else owners
-    return Texts(texts, clients, None if label is None else labels, left_out)
+    own_labels = None if label is None else labels
+    return Texts(texts, clients, own_labels, unlabelled, ownerless)
 
 
 def _is_missing(written: object) -> bool:
@@ -190,10 +206,17 @@ def field(line: Mapping[str, object], name: str, location: str) -> object:
     return value
 
 
-def _lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield the location and the fields of each row of a file."""
-    if place.suffix.lower() in TABLES:
-        for row, line in enumerate(load_table(place).frame.to_dict("records")):
+def _lines(place: Path, label: str | None = None) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the location and the fields of each row of a file.
+
+    In a table a label that is a sign of a missing value is missing.
+    """
+    if is_table(place):
+        table = load_table(place)
+        frame = table.frame
+        if label is not None and label in frame.columns:
+            frame = frame.assign(**{label: frame[label].where(~is_missing(table, label), None)})
+        for row, line in enumerate(frame.to_dict("records")):
             yield f"{place.name}, row {row}", line
         return
     yield from json_lines(place)

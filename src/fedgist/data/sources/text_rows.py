@@ -18,6 +18,7 @@ from fedgist.data.sources.labelled_rows import checked_fraction, codes, in_order
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.text_labels import label_names, label_numbers
 from fedgist.data.vocabulary import (
+    Rule,
     Tokenizer,
     Vocabulary,
     read_vocabulary,
@@ -26,32 +27,38 @@ from fedgist.data.vocabulary import (
 )
 from fedgist.errors import DataError
 
+_NEXT_WORDS = 20  # tokens of a text to predict the next words of, if a recipe says nothing
+_MOST_TEXTS = 0.95  # share of labelled texts that are not cut, if a recipe says nothing
 _BYTES = 8  # bytes per position: a word and a label
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings for turning texts into numbers: the length and the vocabulary.
+    """Settings for turning texts into numbers: the length, the rule for words, the vocabulary.
 
+    Without a ``length`` it is 20 for next words, and for labels that of 95 % of the training texts.
     ``known`` is an existing vocabulary, and ``file`` is one with a word per line. Without them the
     vocabulary has the ``size`` most frequent words of the training texts.
     """
 
-    length: int = 20
+    length: int | None = None
+    rule: Rule = 2
     tokenizer: Tokenizer = "words"
     size: int = 10_000
     file: str | None = None
     known: Vocabulary | None = None
 
-    @property
-    def measured(self) -> frozenset[str]:
-        """Parts computed from the training texts: the vocabulary, unless it is given."""
+    def measured(self, target: Target) -> frozenset[str]:
+        """Parts computed from the training texts: vocabulary and length, unless they are given."""
         is_stated = self.known is not None or self.file is not None
-        return frozenset() if is_stated else frozenset({"vocabulary"})
+        by_texts = self.length is None and target != "words"
+        return frozenset(
+            {*(() if is_stated else ("vocabulary",)), *(("length of texts",) if by_texts else ())}
+        )
 
     def check(self) -> None:
         """Raise DataError if the length is below 1."""
-        if self.length < 1:
+        if self.length is not None and self.length < 1:
             raise DataError(f"data.words.length must be at least 1, not {self.length}")
 
     def vocabulary(self, texts: Sequence[str]) -> Vocabulary:
@@ -59,8 +66,17 @@ class Reading:
         if self.known is not None:
             return self.known
         if self.file is not None:
-            return read_vocabulary(existing(self.file), self.tokenizer)
-        return vocabulary_of(texts, self.size, self.tokenizer)
+            return read_vocabulary(existing(self.file), self.tokenizer, self.rule)
+        return vocabulary_of(texts, self.size, self.tokenizer, self.rule)
+
+    def places(self, texts: Sequence[Sequence[int]], target: Target) -> int:
+        """Return the length of all rows in tokens, from encoded training texts."""
+        if self.length is not None:
+            return self.length
+        if target == "words":
+            return _NEXT_WORDS
+        lengths = [1 + len(words) for words in texts]  # with the begin token
+        return int(np.quantile(lengths, _MOST_TEXTS, method="higher"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,8 @@ class Texts:
     texts: Sequence[str]
     clients: Sequence[str] | None = None
     labels: Sequence[Sequence[str]] | None = None
-    left_out: int = 0  # texts without a label, which are not among these
+    unlabelled: int = 0  # rows of the file without a label, which are not among these
+    ownerless: int = 0  # rows of the file without a client, which are not among these
 
     def with_words(self) -> Texts:
         """Return the texts with at least one word."""
@@ -112,11 +129,16 @@ def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words")
     name, train, test = source.name, source.train.with_words(), source.test.with_words()
     if not train.texts:
         raise DataError(f"{name} has no texts with a word in them")
-    places = (len(train.texts) + len(test.texts)) * reading.length
-    check_memory(_BYTES * places, name, "take a smaller data.words.length")
     vocabulary = reading.vocabulary(train.texts)
     numbered = _encoded(name, train.texts, vocabulary), vocabulary.encode(test.texts)
-    (x, y), (x_test, y_test) = (_numbers(texts, reading.length) for texts in numbered)
+    length = reading.places(numbered[0], target)
+    places = (len(train.texts) + len(test.texts)) * length
+    check_memory(_BYTES * places, name, "take a smaller data.words.length")
+    (x, y), (x_test, y_test) = (_numbers(texts, length) for texts in numbered)
+    empty = sum(
+        len(a.texts) - len(b.texts) for a, b in ((source.train, train), (source.test, test))
+    )
+    notes = (*source.notes, *note_on_empty(empty), *_note_on_cut(numbered, length, target))
     names = vocabulary.words
     if target != "words":
         names = label_names(name, target, train.labels)
@@ -131,9 +153,25 @@ def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words")
         client_names=clients,
         vocabulary=vocabulary,
         target=target,
-        notes=source.notes,
-        measured=reading.measured,
+        notes=notes,
+        measured=reading.measured(target),
     )
+
+
+def note_on_empty(count: int) -> tuple[str, ...]:
+    """Return a note for the user on texts that were left out because they have no words."""
+    return (f"texts that are left out because they have no words: {count}",) if count else ()
+
+
+def _note_on_cut(
+    parts: Sequence[Sequence[Sequence[int]]], length: int, target: Target
+) -> tuple[str, ...]:
+    """Return a note for the user on texts that are longer than a row."""
+    places = length if target == "words" else length - 1  # the first holds the begin token
+    texts = [words for part in parts for words in part]
+    cut = sum(len(words) > places for words in texts)
+    note = f"texts longer than data.words.length = {length} that are cut: {cut} of {len(texts)}"
+    return (note,) if cut else ()
 
 
 def _encoded(name: str, texts: Sequence[str], vocabulary: Vocabulary) -> Sequence[Sequence[int]]:

@@ -17,7 +17,7 @@ from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
 from fedgist.data.sources.image_pixels import stacked_images
 from fedgist.data.sources.labelled_rows import Values, fill_in
 from fedgist.data.sources.locations import existing, expanded_path
-from fedgist.data.sources.table_file import TABLES, TableFrame, load_table
+from fedgist.data.sources.table_file import TABLES, TableFrame, is_table, load_table
 from fedgist.data.sources.tabular import encode
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError
@@ -46,8 +46,9 @@ def _read(place: Path, name: str, data: Dataset) -> Tensor:
         return _images(place, name, data)
     if ending in ARRAYS:
         return features(_array(place), f"{name}: the examples")
-    if ending in TABLES:
-        return _encoded(load_table(place), data) if data.columns else _numbers(place, data)
+    if is_table(place):
+        table = load_table(place, data.form)
+        return _encoded(table, data) if data.columns else _numbers(table, data)
     raise DataError(
         f"{name} is not a file of examples; use {', '.join((*ARRAYS, *TABLES, *ENDINGS))} or "
         "a folder of images"
@@ -72,12 +73,11 @@ def _array(file: Path) -> Values:
     return array
 
 
-def _numbers(file: Path, data: Dataset) -> Tensor:
+def _numbers(table: TableFrame, data: Dataset) -> Tensor:
     """Return a table (rows, columns) with the same number of numeric columns as the data set."""
-    table = load_table(file)
     columns = [Column(name) for name in table.frame.columns]
     if len(data.input_shape) != 1 or len(columns) != data.input_shape[0]:
-        raise _wrong_shape(file.name, [len(columns)], data.facts)
+        raise _wrong_shape(table.name, [len(columns)], data.facts)
     return encode(table, columns)
 
 
@@ -109,11 +109,13 @@ def fitted_rows(x: Tensor, name: str, facts: DataFacts, fill: Tensor | None = No
         raise DataError(f"{name} holds no examples")
     if _without_one_channel(x.shape[1:]) != _without_one_channel(facts.input_shape):
         raise _wrong_shape(name, list(x.shape[1:]), facts)
+    element: torch.dtype = getattr(torch, facts.element)
     if facts.element == "uint8":
         most = facts.scale if facts.scale > 1 else _WHITE  # a data set of raw bytes
         bad = (x < 0) | (x > most) | (x != x.to(torch.uint8))
         needed = f"whole numbers 0..{most:g}"
     else:
+        x = x.to(element)
         bad, needed = ~torch.isfinite(x), "finite numbers"
     if bool(bad.any()):
         first = int(bad.flatten().byte().argmax())
@@ -121,7 +123,6 @@ def fitted_rows(x: Tensor, name: str, facts: DataFacts, fill: Tensor | None = No
         raise DataError(
             f"{name}: row {row} (counted from 0) holds {value:g}; this run takes {needed}"
         )
-    element: torch.dtype = getattr(torch, facts.element)
     return x.reshape(len(x), *facts.input_shape).to(element)
 
 

@@ -148,7 +148,7 @@ def _traced(model: ClientModel) -> ExportedProgram:
 
 
 def _trace(model: ClientModel) -> ExportedProgram:
-    kind = torch.int64 if model.arch.words else torch.float32
+    kind = torch.int64 if model.arch.words else model.number
     example = torch.zeros(2, *model.data.input_shape, dtype=kind)
     batch = ({0: torch.export.Dim("batch")},)
     return torch.export.export(model.eval(), (example,), dynamic_shapes=batch)

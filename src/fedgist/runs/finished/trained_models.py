@@ -61,8 +61,9 @@ class ClientModel(nn.Module):
         for slot, name in self.names.items():
             self.register_buffer(slot, arrays[name].detach().cpu().clone())
         shape = (-1, *(1 for _ in data.input_shape[1:]))
-        self.register_buffer("mean", (torch.tensor(data.mean) * data.scale).view(shape))
-        self.register_buffer("std", (torch.tensor(data.std) * data.scale).view(shape))
+        kind = self.number
+        self.register_buffer("mean", (torch.tensor(data.mean, dtype=kind) * data.scale).view(shape))
+        self.register_buffer("std", (torch.tensor(data.std, dtype=kind) * data.scale).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (batch, classes) of raw examples ``x``, ``(batch, *shape)``."""
@@ -80,7 +81,8 @@ class ClientModel(nn.Module):
         if self.arch.words:
             x = x.long()
         else:
-            x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
+            x = (x.to(self.number) - self.get_buffer("mean")) / self.get_buffer("std")
+            x = x.to(torch.float32)
         if self.arch.projects:
             return net.features(x)
         method = self.method
@@ -144,6 +146,11 @@ class ClientModel(nn.Module):
             return [labels_in(row, names) for row in answers.tolist()]
         chances = sayable(answers) if self.target == "words" else answers
         return [names[label] for label in chances.argmax(1).tolist()]
+
+    @property
+    def number(self) -> torch.dtype:
+        """The type in which inputs are centred and scaled: float64 if float32 is too short."""
+        return torch.float64 if self.data.x.dtype == torch.float64 else torch.float32
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -1,0 +1,52 @@
+"""Numbers whose spread 32 bits cannot hold stay in 64 bits until they are normalized.
+
+A float32 number has about 7 digits. Times in seconds since 1970 that differ by a second are then
+all equal. So if some column's mean is more than 1,000 times its standard deviation, all inputs (or
+all predicted numbers) are kept in float64. They are centred and scaled in float64, and only then
+become float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FAR = 1e3  # up to here float32 holds the spread to 6e-5 of a standard deviation, or better
+LOST = 1e5  # beyond, to less than two digits
+_AT_ONCE = 1 << 24  # numbers that are measured together, to bound copies
+
+
+def narrowed(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Return training and test numbers (rows, columns, ...) in float32, if it holds their spread.
+
+    The first part decides, and NaN counts nowhere. Bytes and words stay as they are.
+    """
+    if parts[0].dtype != torch.float64 or is_far(parts[0]):
+        return parts
+    return tuple(part.float() for part in parts)
+
+
+def far_moments(mean: Sequence[float], std: Sequence[float], times: float = FAR) -> list[int]:
+    """Return the places in which ``mean`` is more than ``times`` as large as ``std``."""
+    width = max(len(mean), len(std))  # one number stands for all
+    pairs = zip([*mean] * (width // len(mean)), [*std] * (width // len(std)), strict=True)
+    return [place for place, (m, s) in enumerate(pairs) if abs(m) > times * s]
+
+
+def is_far(x: Tensor) -> bool:
+    """Return whether a column of ``x`` (rows, columns, ...) is too far from 0 for its spread."""
+    if not len(x) or x.is_meta:
+        return False
+    at_once = max(1, _AT_ONCE // max(1, x[:, 0].numel()))
+    return any(_is_far(piece.flatten(1)) for piece in torch.split(x.transpose(0, 1), at_once))
+
+
+def _is_far(columns: Tensor) -> bool:
+    """Return whether one of some ``columns`` (columns, rows) is too far from 0 for its spread."""
+    values = columns.double()
+    mean = values.nanmean(1, keepdim=True)
+    std = (values - mean).square().nanmean(1).sqrt()
+    far = (std > 0) & (mean.squeeze(1).abs() > FAR * std)
+    return bool((far & std.isfinite()).any())
