@@ -160,7 +160,9 @@ def test_tables_larger_than_memory_are_not_read(tmp_path: Path) -> None:
     refused(lambda: load_table(file), r"x\.csv would take 20 kB")
     file.write_text("a,y\n" + "".join(f"c{i % 60},{i % 2}\n" for i in range(120)))
     refused(
-        lambda: load_data("table", path=file, label="y", test_fraction=0),
+        lambda: load_data(
+            "table", path=file, label="y", test_fraction=0, kinds={"a": "categories"}
+        ),
         r"x\.csv with 120 rows of 60 numbers and categories would take 57.6 kB; .*ignore",
     )
     file = tmp_path / "x.parquet"

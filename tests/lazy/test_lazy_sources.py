@@ -122,19 +122,19 @@ def test_a_source_that_is_read_once_says_so() -> None:
 def test_auto_reads_once_what_fits_and_does_not_change() -> None:
     data, _ = user_rows(Blobs(9))
     assert data.lazy is None
-    assert "all rows are read into memory (9 rows, 576 bytes)" in data.notes[0]
+    assert "all rows are read into memory (9 rows, 576 bytes)" in data.how_read[0]
     data, _ = user_rows(Blobs(9, noisy=True))
     assert data.lazy is not None
-    assert "random transforms are drawn anew at each read" in data.notes[0]
+    assert "random transforms are drawn anew at each read" in data.how_read[0]
     data, _ = user_rows(Blobs(9, noisy=True), read="once")
-    assert "random transforms are drawn only once" in data.notes[0]
+    assert "random transforms are drawn only once" in data.how_read[0]
 
 
 def test_auto_reads_lazily_what_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_sizes, "usable_memory", lambda: 1000)
     data, _ = user_rows(Blobs(9))
     assert data.lazy is not None
-    assert "they would fill more than a quarter of the memory" in data.notes[0]
+    assert "they would fill more than a quarter of the memory" in data.how_read[0]
 
 
 def test_a_list_holds_a_client_each() -> None:
@@ -243,7 +243,7 @@ def test_moments_are_measured_on_a_sample_and_said() -> None:
     recipe = RECIPE | {"data": {"read": "lazy"}, "train": {"num_rounds": 1, "fraction_train": 0.3}}
     result = fedgist.run(recipe | {"evaluate": {"train": True}}, data=Many())
     data = result.world.data
-    assert "mean and std are those of 2,048 of 4,000 training rows" in data.notes
+    assert "mean and std are those of 2,048 of 4,000 training rows" in data.how_read
     assert data.mean[0] == pytest.approx(4.5, abs=0.3)
     assert data.std[0] == pytest.approx(2.87, abs=0.2)
     assert data.std[1] == 1.0  # of a constant column

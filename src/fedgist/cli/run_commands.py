@@ -222,7 +222,7 @@ def partition(
     if recipe is None:
         screen.print(words(NONE_GIVEN, "dim"))
     screen.print(words(f"data: {world.data.facts.summary}", "dim"))
-    for note in world.data.notes:
+    for note in (*world.data.how_read, *world.data.notes):
         screen.print(words(note, "dim"))
     screen.print(SheetView(_partition_sheet(world, counts)))
     if figure:

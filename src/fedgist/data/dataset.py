@@ -55,8 +55,9 @@ class Dataset:
 
     Rows may be read when they are used (:func:`fedgist.lazy`). Then ``lazy`` and ``lazy_test`` read
     them. ``x`` and ``x_test`` are then tensors on the device ``meta``, which have only a shape and
-    a type. ``notes`` tell the user how the rows are read. ``form`` is how the text of a table is
-    read.
+    a type. ``how_read`` tells the user how the rows are read. ``notes`` tell what was
+    left out, cut or changed, and what may be a mistake; a run records them. ``form`` is how the
+    text of a table is read.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Dataset:
     measured: frozenset[str] = field(default=frozenset(), repr=False)
     lazy: LazyRows | None = field(default=None, repr=False)
     lazy_test: LazyRows | None = field(default=None, repr=False)
+    how_read: tuple[str, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
     form: TableForm = TABLE_FORM
 

@@ -276,9 +276,13 @@ def sample_of(count: int, most: int) -> Tensor:
 
 
 def as_numbers(value: object) -> Tensor:
-    """Return the inputs of a row as a tensor: bytes stay bytes, all else is float32 or float64.
+    """Return the inputs of a row as a tensor: bytes stay bytes, all else is float32."""
+    x = _exact(value)
+    return x.to(torch.float32) if x.is_floating_point() else x
 
-    It is float64 if the numbers have more than 24 bits.
+
+def _exact(value: object) -> Tensor:
+    """Return the inputs of a row as a tensor of bytes, float32 or float64, which is exact.
 
     Raises
     ------
@@ -298,7 +302,7 @@ def as_numbers(value: object) -> Tensor:
 
 def _row(reader: RowReader, number: int) -> Tensor:
     try:
-        return as_numbers(reader(number))
+        return _exact(reader(number))
     except DataError:
         raise
     except Exception as error:  # a user's code may fail in any way

@@ -33,7 +33,7 @@ def with_sampled_moments(data: Dataset) -> Dataset:
     mean, std = _sampled(data.lazy, data.scale)
     count = len(data.x)
     note = f"mean and std are those of {min(count, MOST):,} of {count:,} training rows"
-    return replace(data, mean=mean, std=std, notes=(*data.notes, note))
+    return replace(data, mean=mean, std=std, how_read=(*data.how_read, note))
 
 
 def _sampled(x: LazyRows, scale: float) -> Moments:

@@ -145,7 +145,7 @@ def _rows(
         secret=secret if setup.privacy.unit == "record" else None,
         unlisted="none" if private else "refuse",
     )
-    for note in data.notes:
+    for note in (*data.how_read, *data.notes):
         say(note)
     data, left_out = allowed_rows(data, site)
     check_facts(declared_facts(setup), data)

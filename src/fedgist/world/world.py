@@ -66,7 +66,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
             f"facts.feature_width = {setup.private_width}: each site of a federation has a private "
             "model; run this recipe with fedgist server (docs/federation.md)"
         )
-    data, public, central = _data(setup)
+    data, public, central = _data(setup, say)
     if setup.facts is not None:
         check_facts(declared_facts(setup), data)
     objective = objective_of(setup, data.facts)
@@ -101,11 +101,15 @@ def _examples(
     return with_fates(setup, data, on_train, train, setup.seed), on_test
 
 
-def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
+def _data(
+    setup: Setup, say: Callable[[str], None]
+) -> tuple[Dataset, Public | None, Dataset | None]:
     """Return the clients' data, the public rows, and the rows that the server holds out."""
     root, code = setup.given.root, setup.engine.code_folder
     secret = setup.seed if setup.privacy.unit == "record" else None
     data = read_data(setup.data, setup.seed, setup.given.data, root, setup.labels, code, secret)
+    for text in data.how_read:
+        say(text)
     data, public = set_aside(setup, data)
     data, central = hold_out_at_server(setup, data)
     return data, public, central

@@ -122,7 +122,7 @@ def user_rows(
     if is_lazy:
         parts = tuple(part for reader in readers for part in _lazy_pair(reader))
     data_set, held = split_in_memory(parts, test_fraction, target)
-    return replace(data_set, notes=(*data_set.notes, *note)), held
+    return replace(data_set, how_read=(*data_set.how_read, *note)), held
 
 
 def _lazy_pair(reader: MapRows) -> tuple[LazyRows, list[object]]:
@@ -197,7 +197,9 @@ def _of_clients(
         for rows in (train, test)
     )
     tested = owner_test if len(owner_test) else None
-    return check(replace(data, clients=owner, clients_test=tested, notes=(*data.notes, *note)))
+    return check(
+        replace(data, clients=owner, clients_test=tested, how_read=(*data.how_read, *note))
+    )
 
 
 def _with_test_rows(
