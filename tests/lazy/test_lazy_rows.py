@@ -160,7 +160,8 @@ def test_a_row_that_does_not_fit_is_named(odd: object, message: str) -> None:
 def test_numbers_of_any_kind_are_read() -> None:
     assert as_numbers(np.array([1, 65535], dtype=np.uint16)).tolist() == [1, 65535]
     assert as_numbers(np.array([1, 2], dtype=np.uint8)).dtype == torch.uint8
-    assert as_numbers([True, 2]).dtype == torch.float32
+    assert as_numbers([0.5, 2]).dtype == torch.float32
+    assert as_numbers(np.array([1700000000, 2])).dtype == torch.float64
     with pytest.raises(DataError, match="rows has no rows"):
         LazyRows.of(Counting(ROWS[:0]))
     with pytest.raises(DataError, match="it holds no numbers"):

@@ -276,12 +276,6 @@ def sample_of(count: int, most: int) -> Tensor:
 
 
 def as_numbers(value: object) -> Tensor:
-    """Return the inputs of a row as a tensor: bytes stay bytes, all else is float32."""
-    x = _exact(value)
-    return x.to(torch.float32) if x.is_floating_point() else x
-
-
-def _exact(value: object) -> Tensor:
     """Return the inputs of a row as a tensor of bytes, float32 or float64, which is exact.
 
     Raises
@@ -302,7 +296,7 @@ def _exact(value: object) -> Tensor:
 
 def _row(reader: RowReader, number: int) -> Tensor:
     try:
-        return _exact(reader(number))
+        return as_numbers(reader(number))
     except DataError:
         raise
     except Exception as error:  # a user's code may fail in any way

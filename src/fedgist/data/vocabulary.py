@@ -29,8 +29,8 @@ _APART = (
     r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}"
     r"\p{Script=Myanmar}"
 )
-_LETTERS = rf"[[\w\p{{M}}\u200c\u200d]--[{_APART}]]+"  # with marks and joiners
-_WORD_2 = regex.compile(rf"{_LETTERS}(?:['\u2019]{_LETTERS})*|(?!\s)\X", regex.V1)
+_LETTERS = rf"[[\w\p{{N}}\p{{M}}\u200c\u200d]--[{_APART}]]+"  # with marks and joiners
+_WORD_2 = regex.compile(rf"{_LETTERS}(?:['\u2019]{_LETTERS})*|(?![\s\x1c-\x1f])\X", regex.V1)
 _EMOJI = regex.compile(r"\p{Emoji_Presentation}|\p{Emoji}\ufe0f")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -127,7 +127,7 @@ def vocabulary_of(
 def read_vocabulary(path: Path, tokenizer: Tokenizer, rule: Rule = 2) -> Vocabulary:
     """Return the vocabulary in a file with one word or piece per line, most frequent first.
 
-    Words that only rule 1 makes say that the file was made by it, whatever ``rule`` is.
+    Rule 1 left marks without their letters: such words say that the file was made by it.
     """
     try:
         words = [
@@ -141,7 +141,7 @@ def read_vocabulary(path: Path, tokenizer: Tokenizer, rule: Rule = 2) -> Vocabul
         raise DataError(f"data.words.file: {path} names {twice[0]!r:.80} twice")
     if not words:
         raise DataError(f"data.words.file: {path} names no words")
-    if tokenizer == "words" and _odd_words(words, rule) and not _odd_words(words, 1):
+    if any(all(unicodedata.category(letter)[0] == "M" for letter in word) for word in words):
         rule = 1
     if tokenizer == "words" and (lost := _odd_words(words, rule)):
         raise DataError(
