@@ -111,7 +111,10 @@ def test_a_cell_that_is_no_number_is_named(
     ],
 )
 def test_texts_that_mean_numbers_are_named(tmp_path: Path, cells: list[str], says: str) -> None:
-    columns: dict[str, Any] = {"a": [f'"{cell}"' for cell in cells], "y": [i % 2 for i in range(len(cells))]}
+    columns: dict[str, Any] = {
+        "a": [f'"{cell}"' for cell in cells],
+        "y": [i % 2 for i in range(len(cells))],
+    }
     path = csv(tmp_path / "t.csv", columns)
     with pytest.raises(DataError, match=f"the column 'a' holds {says}.*data.kinds.a"):
         read(path)
@@ -205,7 +208,11 @@ def test_a_nameless_column_that_numbers_the_rows_is_left_out(
     tmp_path: Path, order: list[int], first: int, name: str
 ) -> None:
     # seen: row numbers of a file sorted by label gave 100 % where 93 % is right
-    columns: dict[str, Any] = {name: [first + i for i in order], "a": range(7), "y": [0, 1, 0, 1, 0, 1, 0]}
+    columns: dict[str, Any] = {
+        name: [first + i for i in order],
+        "a": range(7),
+        "y": [0, 1, 0, 1, 0, 1, 0],
+    }
     data = read(csv(tmp_path / "t.csv", columns))
     assert data.x.shape == (7, 1)
     assert data.notes == (f"columns that are left out because they number the rows: {name!r}",)
@@ -283,7 +290,12 @@ def test_rows_without_a_client_are_refused_or_left_out(tmp_path: Path, who: list
     ]
     texts = tmp_path / "t.jsonl"
     texts.write_text("\n".join(map(json.dumps, lines)))
-    options: dict[str, Any] = {"label": "l", "target": "class", "client": "who", "test_fraction": 0.0}
+    options: dict[str, Any] = {
+        "label": "l",
+        "target": "class",
+        "client": "who",
+        "test_fraction": 0.0,
+    }
     if not count:
         return
     with pytest.raises(DataError, match=r"client column 'who' is empty.*data.missing_clients"):
@@ -302,7 +314,11 @@ def test_rows_without_a_client_are_refused_or_left_out(tmp_path: Path, who: list
 
 
 def test_forms_of_tables(tmp_path: Path) -> None:
-    columns: dict[str, Any] = {"a": [1.5, 2.5, 3.5], "town": ["Ulm", "Bonn", "Ulm"], "y": ["i", "w", "i"]}
+    columns: dict[str, Any] = {
+        "a": [1.5, 2.5, 3.5],
+        "town": ["Ulm", "Bonn", "Ulm"],
+        "y": ["i", "w", "i"],
+    }
     plain = read(csv(tmp_path / "t.csv", columns))
     packed = tmp_path / "t.csv.gz"
     packed.write_bytes(gzip.compress((tmp_path / "t.csv").read_bytes()))
@@ -372,7 +388,11 @@ def test_numbers_far_from_zero_keep_their_spread(
             data = read(tmp_path / "t.csv")
         else:
             frame.to_parquet(tmp_path / "t.parquet")
-            place: dict[str, Any] = {"path": tmp_path / "t.parquet", "label": "y", "test_fraction": 0.0}
+            place: dict[str, Any] = {
+                "path": tmp_path / "t.parquet",
+                "label": "y",
+                "test_fraction": 0.0,
+            }
             data = with_moments(load_data("parquet", **place, read="lazy"), "pooled")
             assert data.how_read
     seen = examples(data)[0].seen(torch.arange(40))
@@ -593,3 +613,36 @@ def test_emoji_are_words() -> None:
     # seen: texts of emoji alone had "no word that the vocabulary knows, such as '😡'"
     rows = Texts(["😡", "😡 ❤️", "👍🏽"] * 2, None, [["bad"], ["good"], ["good"]] * 2)
     assert text_dataset(SplitTexts("m", rows, rows.only([])), Reading(4), "class").x.shape == (6, 4)
+
+
+def test_arrays_and_parquet_files_without_some_clients(tmp_path: Path) -> None:
+    x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1] * 3)
+    who = np.array([0, 1, np.nan, 0, 1, np.nan])
+    np.savez(tmp_path / "t.npz", x=x, y=y, client=who)
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y, "who": ["u", "v", None] * 2})
+    frame.to_parquet(tmp_path / "t.parquet")
+    folder = tmp_path / "t"
+    folder.mkdir()
+    for name, values in (("x", x), ("y", y), ("client", who)):
+        np.save(folder / f"{name}.npy", values)
+    places: list[dict[str, Any]] = [
+        {"name": "npz", "path": tmp_path / "t.npz"},
+        {"name": "npy", "path": folder},
+        {"name": "parquet", "path": tmp_path / "t.parquet", "label": "y", "client": "who"},
+        {"name": "parquet", "path": tmp_path / "t.parquet", "label": "y", "client": "who"}
+        | {"read": "lazy"},
+    ]
+    for place in places:
+        with pytest.raises(DataError, match=r"client is empty in 2 of 6 rows; data.missing_cl"):
+            load_data(**place, test_fraction=0.0)
+        data = load_data(**place, test_fraction=0.0, missing_clients="drop")
+        assert data.clients is not None
+        assert data.clients.tolist() == [0, 1, 0, 1]
+        assert data.notes == ("rows that are left out because they have no client: 2",)
+
+
+def test_images_with_alpha_are_no_columns_of_pixels(tmp_path: Path) -> None:
+    # seen: (rows, 8, 8, 4) became images of 8 channels
+    np.savez(tmp_path / "t.npz", x=np.zeros((4, 8, 8, 4), np.uint8), y=[0, 1, 0, 1])
+    with pytest.raises(DataError, match=r"4 channels, the last of which is alpha.*x\[..., :3\]"):
+        load_data("npz", path=tmp_path / "t.npz")

@@ -23,6 +23,7 @@ from fedgist.errors import DataError, first_line, listed
 
 ENDINGS = (".npz", ".npy")
 CHANNELS = (1, 3)
+_WITH_ALPHA = (2, 4)
 _IMAGES = 4  # dimensions of a stack of images
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, column-major or not, type
 _HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], _Header]] = MappingProxyType(
@@ -131,8 +132,14 @@ def features(x: Values, subject: str) -> Tensor:
         )
     if x.dtype == np.uint8 and x.ndim == _IMAGES - 1:
         x = x[:, None]
-    if x.ndim == _IMAGES and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
-        x = x.transpose(0, 3, 1, 2)
+    if x.ndim == _IMAGES and x.shape[1] not in CHANNELS:
+        if x.dtype == np.uint8 and x.shape[3] in _WITH_ALPHA:
+            raise DataError(
+                f"{subject} are images with {x.shape[3]} channels, the last of which is alpha: "
+                f"leave it out, x[..., :{x.shape[3] - 1}]"
+            )
+        if x.shape[3] in CHANNELS:
+            x = x.transpose(0, 3, 1, 2)
     kind = np.uint8 if x.dtype == np.uint8 and x.ndim == _IMAGES else exact_type(x.dtype)
     check_memory(x.size * np.dtype(kind).itemsize, subject)
     # numbers that are too large become infinite, which the check of the data set reports

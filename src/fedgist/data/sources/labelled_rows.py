@@ -6,7 +6,7 @@ Test rows are held out, labels and clients are numbered, and mean and std are co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedgist.core.far_numbers import narrowed
 from fedgist.core.random import key, permutation
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MANY_CLASSES, MissingLabels
+from fedgist.data.label_check import MANY_CLASSES, MissingClients, MissingLabels
 from fedgist.data.lazy_rows import LazyRows, outline
 from fedgist.errors import DataError, listed
 
@@ -42,6 +42,7 @@ class LabelledRows:
     labels: Values
     clients: Values | None = None
     lazy: LazyRows | None = field(default=None, repr=False)
+    ownerless: int = 0  # rows without a client, which are not among these
 
     def take(self, mask: Values) -> LabelledRows:
         """Return the rows where the Boolean ``mask`` (rows,) is true."""
@@ -50,6 +51,23 @@ class LabelledRows:
         lazy = None if self.lazy is None else self.lazy[chosen]
         x = self.x[chosen] if lazy is None else outline(lazy)
         return LabelledRows(x, self.labels[mask], clients, lazy)
+
+    def owned(self, missing_clients: MissingClients, subject: str) -> LabelledRows:
+        """Return the rows that have a client.
+
+        Raises
+        ------
+        DataError
+            If a row has none, unless ``missing_clients`` is ``"drop"``.
+        """
+        if self.clients is None or not (absent := self.clients == "").any():
+            return self
+        if missing_clients == "refuse":
+            raise DataError(
+                f"{subject}: the client is empty in {int(absent.sum())} of {len(absent)} rows; "
+                "data.missing_clients = 'drop' leaves such rows out"
+            )
+        return replace(self.take(~absent), ownerless=int(absent.sum()))
 
 
 def note_on_left_out(count: int, lack: str = "label") -> tuple[str, ...]:
@@ -127,6 +145,23 @@ def split_rows(rows: LabelledRows, fraction: float | None) -> tuple[LabelledRows
     """Split rows into training rows and test rows, as chosen by :func:`held_out`."""
     mask = held_out(rows.labels, fraction)
     return rows.take(~mask), rows.take(mask)
+
+
+def as_clients(values: Values, subject: str) -> Values:
+    """Return clients (rows,) as text, as :func:`as_texts` does; missing ones are empty texts."""
+    absent = np.array([value is None or _is_nan(value) for value in values], dtype=bool)
+    if not absent.any():
+        return as_texts(values, subject)
+    present = values[~absent]
+    if values.dtype.kind == "f":
+        present = whole_numbers(present, subject)
+    clients = np.full(len(values), "", dtype=object)
+    clients[~absent] = as_texts(np.array([*present]), subject)
+    return clients
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
 def as_texts(values: Values, subject: str) -> Values:
@@ -230,13 +265,16 @@ def dataset(
     missing: Missing = "refuse",
     target: Target = "class",
     missing_labels: MissingLabels = "refuse",
+    missing_clients: MissingClients = "refuse",
 ) -> Dataset:
     """Make a data set: number labels and clients in sorted order, compute the moments.
 
     Clients without training rows come after the others. ``classes`` gives the order of the classes
     if it is not the sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
-    With ``missing_labels = "mask"`` rows without any label are left out, with a note.
+    With ``missing_labels = "mask"`` rows without any label are left out, with a note. So are rows
+    without a client with ``missing_clients = "drop"``.
     """
+    train, test = (rows.owned(missing_clients, name) for rows in (train, test))
     given = len(train.labels) + len(test.labels)
     if missing_labels == "mask":
         train, test = with_a_label(train, target), with_a_label(test, target)
@@ -262,7 +300,10 @@ def dataset(
         clients_test=None if test.clients is None else codes(test.clients, clients),
         client_names=clients,
         target=target,
-        notes=note_on_left_out(given - len(y) - len(y_test)),
+        notes=(
+            *note_on_left_out(given - len(y) - len(y_test)),
+            *note_on_left_out(train.ownerless + test.ownerless, "client"),
+        ),
         measured=frozenset({"moments", "fill"} if fill is not None else {"moments"}),
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MissingLabels
+from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.lazy_rows import LazyRows, outline
 from fedgist.data.sources.array_file import features, read_arrays
 from fedgist.data.sources.file_formats import NPY, expect_format
@@ -19,8 +19,8 @@ from fedgist.data.sources.file_sizes import fits
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Values,
+    as_clients,
     as_mask,
-    as_texts,
     dataset,
     refuse_fraction,
     split_rows,
@@ -38,6 +38,7 @@ def npy(
     classes: Sequence[str] = (),
     target: Target = "class",
     missing_labels: MissingLabels = "refuse",
+    missing_clients: MissingClients = "refuse",
     read: Read = "auto",
 ) -> Dataset:
     """Read a folder with x.npy, y.npy, and optional arrays such as client.npy and x_test.npy.
@@ -86,7 +87,12 @@ def npy(
     else:
         parts = split_rows(train, test_fraction)
     return dataset(
-        folder.name, *parts, classes=classes, target=target, missing_labels=missing_labels
+        folder.name,
+        *parts,
+        classes=classes,
+        target=target,
+        missing_labels=missing_labels,
+        missing_clients=missing_clients,
     )
 
 
@@ -122,7 +128,7 @@ def _rows(folder: Path, suffix: str, target: Target, read: Read) -> LabelledRows
     client_file = folder / f"client{suffix}.npy"
     clients = None
     if client_file.exists():
-        clients = as_texts(_array(client_file), f"{folder.name}: client{suffix}")
+        clients = as_clients(_array(client_file), f"{folder.name}: client{suffix}")
         _check_length(folder.name, f"client{suffix}", len(clients), len(labels))
     file = folder / f"x{suffix}.npy"
     array = _mapped(file)

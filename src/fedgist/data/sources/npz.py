@@ -7,14 +7,14 @@ from pathlib import Path
 
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MissingLabels
+from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.array_file import features, no_array, read_arrays
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Missing,
     Values,
+    as_clients,
     as_mask,
-    as_texts,
     dataset,
     refuse_fraction,
     split_rows,
@@ -36,6 +36,7 @@ def npz(
     classes: Sequence[str] = (),
     target: Target = "class",
     missing_labels: MissingLabels = "refuse",
+    missing_clients: MissingClients = "refuse",
 ) -> Dataset:
     """Read the arrays x and y of a .npz file, and optional arrays such as client and x_test.
 
@@ -108,6 +109,7 @@ def npz(
         missing=missing,
         target=target,
         missing_labels=missing_labels,
+        missing_clients=missing_clients,
     )
 
 
@@ -136,7 +138,7 @@ def _labelled_rows(
     _check_length(file_name, x_name, len(x), y_name, len(labels))
     for name in (f"client{suffix}", f"clients{suffix}"):
         if name in arrays:
-            clients = as_texts(arrays[name], f"{file_name}: {name}")
+            clients = as_clients(arrays[name], f"{file_name}: {name}")
             _check_length(file_name, x_name, len(x), name, len(clients))
             return LabelledRows(x, labels, clients)
     return LabelledRows(x, labels)

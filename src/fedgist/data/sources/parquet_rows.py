@@ -13,15 +13,15 @@ import numpy as np
 
 from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MissingLabels
+from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.lazy_rows import LazyRows, held, outline
 from fedgist.data.sources.file_identity import identity_of
 from fedgist.data.sources.file_sizes import fits, regular
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Values,
+    as_clients,
     as_mask,
-    as_texts,
     dataset,
     refuse_fraction,
     split_rows,
@@ -48,6 +48,7 @@ def parquet(
     classes: Sequence[str] = (),
     target: Target = "class",
     missing_labels: MissingLabels = "refuse",
+    missing_clients: MissingClients = "refuse",
     read: Read = "auto",
 ) -> Dataset:
     """Read a .parquet file of numeric columns, whole or a row group at a time.
@@ -99,7 +100,7 @@ def parquet(
     stored = stored_labels(y[:, 0] if len(labels) == 1 else y, f"{file.name}: {label}", target)
     owner = None
     if client is not None:
-        owner = as_texts(_columns(file, [client])[:, 0], f"{file.name}: {client}")
+        owner = as_clients(_columns(file, [client])[:, 0], f"{file.name}: {client}")
     once = read == "once" or (read == "auto" and fits(len(lazy) * lazy.source.row_bytes))
     x = held(lazy, file.name) if once else outline(lazy)
     rows = LabelledRows(x, stored, owner, None if once else lazy)
@@ -110,7 +111,14 @@ def parquet(
         mask = as_mask(_columns(file, [test])[:, 0], f"{file.name}: {test}")
         parts = rows.take(~mask), rows.take(mask)
     names = labels if target in NUMERIC else classes
-    data = dataset(file.name, *parts, classes=names, target=target, missing_labels=missing_labels)
+    data = dataset(
+        file.name,
+        *parts,
+        classes=names,
+        target=target,
+        missing_labels=missing_labels,
+        missing_clients=missing_clients,
+    )
     return replace(data, columns=tuple(Column(name) for name in reader.columns))
 
 
