@@ -33,7 +33,7 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.resuming import ALL_BYTES, TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Federation, Observer
-from fedgist.runs.run_directory import check_entry, clear, locked
+from fedgist.runs.run_directory import check_entry, clear, locked, naming_folder
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
 from fedgist.world.world import World
@@ -97,7 +97,8 @@ def run(
         whole = full_digest if saved is None else ALL_BYTES in saved.binding.inputs
         if full_digest and not whole:
             raise RecipeError(f"{folder} was begun without --full-digest: leave it out")
-        setup = resolve(recipe, given)
+        with naming_folder(folder if resuming else None):
+            setup = resolve(recipe, given)
         return _run(setup, place, observer, resuming=resuming, full_digest=whole)
 
 
@@ -129,8 +130,9 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
         raise RecipeError(f"{folder} has no checkpoint yet: its models are not saved")
     recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
-    setup = resolve(recipe.changed({"engine.device": device}), given)
-    world, server, engine = prepare_run(setup, workers=1)
+    with naming_folder(folder):
+        setup = resolve(recipe.changed({"engine.device": device}), given)
+        world, server, engine = prepare_run(setup, workers=1)
     # models are used without the test sets that were given with them
     inputs = saved.binding.inputs
     begun = {TEST_SETS: inputs[TEST_SETS]} if TEST_SETS in inputs else {}
@@ -153,7 +155,8 @@ def _run(
     for note in setup.text.dropped:
         observer.note(note)
     check_precision(setup.train.precision, setup.engine.device)
-    world, state, engine = prepare_run(setup, observer.note)
+    with naming_folder(place.folder if resuming else None):
+        world, state, engine = prepare_run(setup, observer.note)
     if place.folder and not resuming:  # only now: a recipe with a mistake replaces no run
         clear(place.folder)
     if place.folder and is_sampled(world):
