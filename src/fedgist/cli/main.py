@@ -42,7 +42,7 @@ from fedgist.errors import (
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.own_code import Before, before_each_import
-from fedgist.report.terminal import console, paragraph, use_plain_signs, words
+from fedgist.report.terminal import console, drop_odd_sizes, paragraph, use_plain_signs, words
 
 # each module of commands registers them with ``app`` when it is imported
 __all__ = [
@@ -76,6 +76,7 @@ def _main() -> None:
     # users type "fedgist run RECIPE --no-code": the option may stand anywhere
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != NO_CODE)
     use_plain_signs()
+    drop_odd_sizes()
     try:
         with before_each_import(_refuse if NO_CODE in arguments else _tell()):
             app(arguments)
