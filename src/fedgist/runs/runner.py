@@ -99,7 +99,7 @@ def run(
             raise RecipeError(f"{folder} was begun without --full-digest: leave it out")
         with naming_folder(folder if resuming else None):
             setup = resolve(recipe, given)
-        return _run(setup, place, observer, resuming=resuming, full_digest=whole)
+            return _run(setup, place, observer, resuming=resuming, full_digest=whole)
 
 
 def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
@@ -155,8 +155,7 @@ def _run(
     for note in setup.text.dropped:
         observer.note(note)
     check_precision(setup.train.precision, setup.engine.device)
-    with naming_folder(place.folder if resuming else None):
-        world, state, engine = prepare_run(setup, observer.note)
+    world, state, engine = prepare_run(setup, observer.note)
     if place.folder and not resuming:  # only now: a recipe with a mistake replaces no run
         clear(place.folder)
     if place.folder and is_sampled(world):
