@@ -6,7 +6,10 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import pty
 import runpy
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,6 +96,11 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def signal_group(self, number: int) -> None:
+        """Send a signal to its process group: begin it with ``in_own_group``."""
+        assert os.getpgid(self.pid) == self.pid
+        os.killpg(self.pid, number)
+
     @property
     def code(self) -> int | None:
         """Its exit code; None if it has not ended."""
@@ -151,6 +159,40 @@ def _command(
 def _fedgist(words: list[str]) -> None:
     sys.argv = ["fedgist", *words]
     importlib.import_module(MAIN).main()
+
+
+def in_own_group(words: list[str]) -> None:
+    """Be a command of fedgist with a process group of its own, as a shell's job."""
+    os.setpgid(0, 0)
+    _fedgist(words)
+
+
+def ignoring_hangups(words: list[str]) -> None:
+    """Be a command as ``nohup`` starts it."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    in_own_group(words)
+
+
+def under_timeout(words: list[str]) -> None:
+    """Be the program ``timeout``, which passes a signal on to the command and to its group."""
+    os.execvp("timeout", ["timeout", str(HANG_S), *_begun_by_name(words)])
+
+
+def in_terminal(words: list[str]) -> None:
+    """Be a terminal with a command, and close it once the file ``closes`` is there."""
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, _begun_by_name(words))
+    end = time.monotonic() + HANG_S
+    while not Path("closes").exists() and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.01)[0]:
+            os.write(1, os.read(terminal, 4096))
+    os.close(terminal)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _begun_by_name(words: list[str]) -> list[str]:
+    return [sys.executable, "-m", "fedgist.cli", *words]
 
 
 def _script(words: list[str]) -> None:

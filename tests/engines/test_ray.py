@@ -145,12 +145,14 @@ def test_a_driver_that_is_killed_leaves_no_actor_and_goes_on(
     assert_resumed(tmp_path, whole)
 
 
-def test_ctrl_c_saves_the_round_and_leaves_no_actor(
-    nodes: Nodes, whole: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_round_and_leaves_no_actor(
+    nodes: Nodes, whole: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     command = begun(nodes, tmp_path)
-    command.signal(signal.SIGINT)
+    command.signal(number)
     done = command.end()
+    assert done.returncode == 130
     assert "resume with: fedgist run --resume run" in done.stderr + done.stdout
     wait_until(lambda: not nodes.actors())
     assert_resumed(tmp_path, whole)

@@ -151,10 +151,11 @@ def test_an_administrator_sees_and_stops_a_run_that_goes_on_later(tmp_path: Path
         done = len(fed.rounds())
         fed.start_server()
         fed.wait_round(done + 2)  # the sites waited for it
-        fed.processes["server"].signal(signal.SIGINT)
+        for name, number in zip(NAMES, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), strict=True):
+            fed.processes[name].signal(number)
+            assert "stopped; go on with: fedgist site" in fed.wait_end(name, 130)
+        fed.processes["server"].signal(signal.SIGTERM)  # it waits for sites
         assert "stopped; go on with: fedgist server" in fed.wait_end("server", 130)
-        fed.processes["ulm"].signal(signal.SIGINT)
-        assert "stopped; go on with: fedgist site" in fed.wait_end("ulm", 130)
         assert [line["round"] for line in fed.rounds()] == list(range(1, len(fed.rounds()) + 1))
 
 

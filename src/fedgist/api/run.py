@@ -132,8 +132,8 @@ def run(
         If the recipe or the data cannot be used. The message is one line that names the key, the
         value and the choices.
     Stopped
-        After Ctrl-C or SIGTERM, as soon as the round, or the server's current stage of it, is
-        finished and saved.
+        After Ctrl-C, SIGTERM or SIGHUP, as soon as the round, or the server's current stage of it,
+        is finished and saved.
     """
     check_flags(resume=resume, overwrite=overwrite)
     folder = path_of(out, "out")

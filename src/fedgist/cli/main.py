@@ -25,6 +25,7 @@ from fedgist.core.metrics import OBJECTIVES
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.engines import ENGINES
+from fedgist.engines.stop_signals import ignore_stops, interrupt, stoppable
 from fedgist.errors import (
     DiskFullError,
     FederationError,
@@ -41,7 +42,7 @@ from fedgist.errors import (
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.own_code import Before, before_each_import
-from fedgist.report.terminal import console, paragraph, use_plain_signs, words
+from fedgist.report.terminal import console, drop_odd_sizes, paragraph, use_plain_signs, words
 
 # each module of commands registers them with ``app`` when it is imported
 __all__ = [
@@ -57,16 +58,25 @@ __all__ = [
 ]
 
 NO_CODE = "--no-code"
-INTERRUPTED = 130  # exit code after Ctrl-C
+INTERRUPTED = 130  # exit code after Ctrl-C, SIGTERM and SIGHUP
 AT_ONCE = "stopped at once; give the same command again, or resume from the last checkpoint"
 LESS_MEMORY = "; a run needs less with a lower engine.cohort_size, engine.workers or batch size"
 
 
 def main() -> None:
-    """Run the command line: bad input prints one line with exit code 2; Ctrl-C exits with 130."""
+    """Run the command line: bad input prints one line with exit code 2; a stop exits with 130.
+
+    Ctrl-C, SIGTERM and SIGHUP stop a command, all in the same way.
+    """
+    with stoppable(interrupt):
+        _main()
+
+
+def _main() -> None:
     # users type "fedgist run RECIPE --no-code": the option may stand anywhere
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != NO_CODE)
     use_plain_signs()
+    drop_odd_sizes()
     try:
         with before_each_import(_refuse if NO_CODE in arguments else _tell()):
             app(arguments)
@@ -143,6 +153,7 @@ def options(
 
 
 def _fail(message: str, code: int) -> None:
+    ignore_stops()  # the end is near
     _say(message)
     sys.exit(code)
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.cli.shared_options import FEDERATE, SettingsOption, app, same_command
+from fedgist.cli.value_origins import naming_origins
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import InputError, Interrupted, Stopped
 from fedgist.report.federation_state import FederationState
@@ -28,6 +29,7 @@ KitFolder = Annotated[
 
 
 @app.command(rich_help_panel=FEDERATE)
+@naming_origins
 def server(
     kit: KitFolder,
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The federation's recipe.")],

@@ -25,6 +25,7 @@ from fedgist.cli.shared_options import (
     app,
     figure_option,
 )
+from fedgist.cli.value_origins import naming_origins
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import Recipe, read
 from fedgist.report.formatting import Sheet
@@ -49,6 +50,7 @@ AsJson = Annotated[
 
 
 @app.command(rich_help_panel=START)
+@naming_origins
 def run(
     recipe: RecipeOrDemo = None,
     settings: SettingsOption = None,
@@ -190,6 +192,7 @@ def forget(
 
 
 @app.command(rich_help_panel=START)
+@naming_origins
 def partition(
     recipe: RecipeOrDemo = None,
     settings: SettingsOption = None,

@@ -23,6 +23,7 @@ from fedgist.cli.shared_options import (
     app,
     same_runs,
 )
+from fedgist.cli.value_origins import naming_origins
 from fedgist.errors import ReportError, one_of
 from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, table_formats, tables
@@ -99,6 +100,7 @@ REPRODUCE_FORMATS: dict[str, table_formats.Format] = {
 
 
 @app.command(rich_help_panel=SEARCH)
+@naming_origins
 def sweep(
     recipe: RecipeName,
     axes: Annotated[
@@ -158,6 +160,7 @@ def sweep(
 
 
 @app.command(rich_help_panel=SEARCH)
+@naming_origins
 def tune(
     recipe: RecipeName,
     space: Annotated[

@@ -7,13 +7,16 @@ import ctypes
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 
 import torch
+
+from fedgist.engines.stop_signals import ignore_stops, stops_held
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt, from malloc.h
 
@@ -57,6 +60,16 @@ def _flushes_denormals() -> bool:
     return not bool(torch.tensor(1e-40) * 1.0)
 
 
+def start_forked(process: BaseProcess) -> None:
+    """Start a process that calls ``begin_forked``; it is killed at the end of this process.
+
+    Python would end it with SIGTERM, which it ignores, and wait for it.
+    """
+    with stops_held():
+        process.start()
+    Finalize(None, process.kill, exitpriority=0)
+
+
 def begin_forked(parents_ends: Sequence[Connection]) -> None:
     """Prepare a forked process: signals, torch's threads, and its end with the parent's.
 
@@ -65,8 +78,7 @@ def begin_forked(parents_ends: Sequence[Connection]) -> None:
     # forking copied the parent's ends: a closed end is noticed only when all copies are closed
     for end in parents_ends:
         end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ignore_stops()  # they reach all processes: the parent decides
     threading.Thread(target=die_with_parent, daemon=True).start()
     set_up_torch()
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from fedgist.core.tree import Tree
 from fedgist.engines.process_control import keep_memory, set_up_torch
 from fedgist.engines.sharded_engine import Call, Value
+from fedgist.engines.stop_signals import handlers_kept
 from fedgist.engines.worker_pool import attempt
 from fedgist.errors import FedgistError, RecipeError, WorkerError, first_line
 
@@ -67,7 +68,8 @@ class Connection:
         try:
             _check_reachable(target)
             # what fails, an exception says
-            ray.init(address=target, log_to_driver=False, logging_level=SILENT, **options)
+            with handlers_kept():
+                ray.init(address=target, log_to_driver=False, logging_level=SILENT, **options)
         except (RayError, OSError, RuntimeError, ValueError) as error:
             self.close()
             hint = "" if target == LOCAL else HINT

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.lazy_rows import RowSource
-from fedgist.engines.process_control import begin_forked
+from fedgist.engines.process_control import begin_forked, start_forked
 from fedgist.errors import DataError, WorkerError
 
 MOST_AHEAD = 1024  # rows that a reader is asked for ahead: a longer request could fill its pipe
@@ -51,7 +51,7 @@ class ReaderPool:
                     args=(self.sources, reader_end, [*self.connections, own_end]),
                     daemon=True,
                 )
-                process.start()
+                start_forked(process)
                 reader_end.close()
                 self.processes.append(process)
                 self.connections.append(own_end)

@@ -29,6 +29,7 @@ from fedgist.engines.process_control import (
     as_workers_do,
     begin_forked,
     keep_memory,
+    start_forked,
 )
 from fedgist.engines.reader_pool import ReaderPool
 from fedgist.errors import FedgistError, WorkerError, exhausted
@@ -109,7 +110,7 @@ class WorkerPool:
                     ),
                     daemon=True,
                 )
-                process.start()
+                start_forked(process)
                 worker_end.close()
                 self.workers.append((process, parent_end))
 

@@ -53,7 +53,7 @@ def read(
     """
     if path is None:
         return make({}, settings)
-    raw = _read_toml(path)
+    raw = read_toml(path)
     try:
         for key, value in own.items():
             _put(raw, key, value)
@@ -96,7 +96,7 @@ def read_recorded(path: Path) -> Recipe:
         If the file cannot be read, or the recipe is not valid.
     """
     try:
-        return _recorded(_read_toml(path))
+        return _recorded(read_toml(path))
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
 
@@ -121,7 +121,8 @@ def _recorded(raw: Mapping[str, object]) -> Recipe:
     return recipe
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a recipe file; raise RecipeError if it cannot be read."""
     if path.exists() and not path.is_file():  # reading a pipe would wait for ever
         raise RecipeError(f"{path} is not a file")
     try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -144,6 +146,7 @@ def _table(sheet: Sheet, block: Sequence[int], widths: Sequence[int]) -> Table:
     return table
 
 
+SIZES = "0*[1-9][0-9]{0,3}"  # from 1 to 9999 columns or lines
 HANDLER = "fedgist.plain"
 PLAIN = {
     **dict(zip("●○▲△■□◆◇", "ox^v#=%+", strict=True)),
@@ -155,6 +158,13 @@ PLAIN = {
     "…": "..",
     "ε": "epsilon",
 }
+
+
+def drop_odd_sizes() -> None:
+    """Forget a terminal's size in the environment that is no size; schedulers set it to 0."""
+    for key in ("COLUMNS", "LINES"):
+        if not re.fullmatch(SIZES, os.environ.get(key, "80"), re.ASCII):
+            del os.environ[key]
 
 
 def use_plain_signs() -> None:

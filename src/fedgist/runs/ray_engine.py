@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from fedgist.engines.population import HostSettings
 from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
+from fedgist.engines.stop_signals import stoppable
 from fedgist.errors import RecipeError
 from fedgist.runs.shard_host import HostRecipe, ShardHost
-from fedgist.runs.stop_signals import stoppable
 from fedgist.world.world import World
 
 

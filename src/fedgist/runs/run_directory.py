@@ -9,7 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedgist.errors import RecipeError
+from fedgist.data.sources.file_sizes import MissingFileError
+from fedgist.errors import InputError, RecipeError
 from fedgist.runs.record import (
     LINES,
     METRICS_FILE,
@@ -114,6 +115,32 @@ def check_entry(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             f"{folder}; or replace it: --overwrite"
         )
     return False
+
+
+@contextlib.contextmanager
+def naming_folder(folder: Path | None) -> Iterator[None]:
+    """If a file of the recipe of the run in ``folder`` is missing, say where it may be found.
+
+    A recipe's paths are read from the current folder, which may not be that of the run's start.
+    """
+    try:
+        yield
+    except InputError as error:
+        file = _missing_file(error)
+        if folder is None or file is None:
+            raise
+        cure = "put it back"
+        if not file.is_absolute():
+            above = [place for place in folder.resolve().parents if (place / file).exists()]
+            cure = f"give the command in {above[0] if above else 'the folder where it was begun'}"
+        raise RecipeError(f"{error}, and the recipe of {folder} reads it: {cure}") from error
+
+
+def _missing_file(error: BaseException | None) -> Path | None:
+    """Return the path of the missing file that is an error's cause, if any."""
+    while error is not None and not isinstance(error, MissingFileError):
+        error = error.__cause__
+    return None if error is None else error.path
 
 
 def clear(folder: Path) -> None:

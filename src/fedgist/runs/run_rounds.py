@@ -21,6 +21,7 @@ from typing import Any
 from fedgist.core.tree import Tree
 from fedgist.data.sources.file_sizes import in_words
 from fedgist.engines.engine import Engine, SpreadSimulation, metrics_of
+from fedgist.engines.stop_signals import stoppable
 from fedgist.errors import DiskFullError, RecipeError, Stopped, WorkerError, resume_command
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.best_round import selection_notes, selection_of
@@ -51,7 +52,6 @@ from fedgist.runs.round import Federation, Observer, call_optional, start_server
 from fedgist.runs.round_record import PausedError
 from fedgist.runs.run_directory import PARTICIPANTS
 from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
-from fedgist.runs.stop_signals import stoppable
 from fedgist.world.server_context import ServerContext
 
 SAVE_AFTER_S = 60.0  # within a round with long work of the server's own
@@ -102,7 +102,7 @@ def run_server(
     save_features
         Called after each round with its number, and with None before the result is written.
     stop
-        Set at the first Ctrl-C or SIGTERM. Others may set it, too, to stop the run.
+        Set at the first Ctrl-C, SIGTERM or SIGHUP. Others may set it, too, to stop the run.
     """
     began = time.perf_counter()
     with contextlib.closing(engine), _naming_resume_command(place.folder):

@@ -33,7 +33,7 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.resuming import ALL_BYTES, TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Federation, Observer
-from fedgist.runs.run_directory import check_entry, clear, locked
+from fedgist.runs.run_directory import check_entry, clear, locked, naming_folder
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
 from fedgist.world.world import World
@@ -97,8 +97,9 @@ def run(
         whole = full_digest if saved is None else ALL_BYTES in saved.binding.inputs
         if full_digest and not whole:
             raise RecipeError(f"{folder} was begun without --full-digest: leave it out")
-        setup = resolve(recipe, given)
-        return _run(setup, place, observer, resuming=resuming, full_digest=whole)
+        with naming_folder(folder if resuming else None):
+            setup = resolve(recipe, given)
+            return _run(setup, place, observer, resuming=resuming, full_digest=whole)
 
 
 def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
@@ -129,8 +130,9 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
         raise RecipeError(f"{folder} has no checkpoint yet: its models are not saved")
     recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
-    setup = resolve(recipe.changed({"engine.device": device}), given)
-    world, server, engine = prepare_run(setup, workers=1)
+    with naming_folder(folder):
+        setup = resolve(recipe.changed({"engine.device": device}), given)
+        world, server, engine = prepare_run(setup, workers=1)
     # models are used without the test sets that were given with them
     inputs = saved.binding.inputs
     begun = {TEST_SETS: inputs[TEST_SETS]} if TEST_SETS in inputs else {}

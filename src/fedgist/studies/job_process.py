@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from fedgist.engines.process_control import die_with_parent, keep_memory
+from fedgist.engines.stop_signals import STOPS, end_at_stops, stops_held
 from fedgist.errors import DiskFullError, Stopped, exhausted
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import read
@@ -69,7 +69,8 @@ class JobProcess:
             args=(job.folder, data_root, child_end),
             kwargs={"anew": anew, "cores": cores},
         )
-        self.process.start()
+        with stops_held():
+            self.process.start()
         child_end.close()
 
     def next_event(self) -> Event:
@@ -78,7 +79,7 @@ class JobProcess:
             event: Event = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
-            if self.stopped and self.process.exitcode == -signal.SIGTERM:
+            if -(self.process.exitcode or 0) in STOPS:
                 return Event("stopped")  # it had not begun
             text = (
                 f"its process died with exit code {self.process.exitcode}; if memory ran out, "
@@ -136,6 +137,7 @@ def _do(
     """Run the recipe in ``folder`` on some cores, from its checkpoint if there is one."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches only the parent, which passes it on
+    end_at_stops()
     threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     keep_memory()

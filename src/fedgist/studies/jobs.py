@@ -1,13 +1,14 @@
 """Run many jobs in parallel, in processes of this machine or of a cluster.
 
-Finished runs are skipped, and killed runs are resumed from their checkpoint. After Ctrl-C or
-SIGTERM every process finishes its round and saves it.
+Finished runs are skipped, and killed runs are resumed from their checkpoint. After Ctrl-C,
+SIGTERM or SIGHUP every process finishes its round and saves it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from fedgist.engines.stop_signals import stoppable
 from fedgist.errors import Interrupted, RecipeError
 from fedgist.recipe.reading import read
 from fedgist.runs.record import (
@@ -19,7 +20,6 @@ from fedgist.runs.record import (
     read_result,
 )
 from fedgist.runs.run_seals import seal_of
-from fedgist.runs.stop_signals import stoppable
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import ENDS, Event, Job, Listener, Places, Running, difference
 from fedgist.studies.job_process import OnThisMachine, is_stale
@@ -126,6 +126,8 @@ class _Processes:
             self._tell(job, Event("done"))
         else:
             self.running.append(self.places.begin(job, anew=bool(broken)))
+            if self.closed:  # a signal came while it began
+                self.running[-1].stop()
 
     def wait_for_event(self) -> None:
         """Wait until a process sends an event, and hand it to the listener."""

@@ -25,6 +25,8 @@ from fedgist.recipe.privacy_section import Accounting
 # are counted as if nothing amplified them
 LEAST_NOISE = 0.3
 LITTLE_NOISE = 0.7  # below, epsilons are above 10: they are worked out in larger steps
+MUCH_NOISE = 100.0  # from here on, epsilons may be below 0.05: the steps are smaller than losses
+LEAST_SHARE = 0.01  # smaller chances and rates have the steps of this one, which bounds the time
 PATIENCE_S = 5.0  # between two messages of a long search
 BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
 
@@ -140,15 +142,25 @@ def _without_warnings() -> np.errstate:
 def _epsilon(
     releases: int, steps: int, chance: float, rate: float, noise: float, delta: float
 ) -> float:
+    without_amplification = _gaussian("epsilon", noise / math.sqrt(releases + steps), delta)
     if noise < LEAST_NOISE:
-        return _gaussian("epsilon", noise / math.sqrt(releases + steps), delta)
-    # losses in steps of a thousandth: epsilons come out too large by less than that
-    interval = 1e-3 if noise >= LITTLE_NOISE else 1e-2
-    accountant = _library().pld.PLDAccountant(value_discretization_interval=interval)
+        return without_amplification
+    share = min(chance if releases else 1.0, rate if steps else 1.0)
+    accountant = _library().pld.PLDAccountant(value_discretization_interval=_step(noise, share))
     accountant.compose(_event(releases, steps, chance, rate, noise))
     with _without_warnings():
         epsilon: float = accountant.get_epsilon(delta)
-    return epsilon
+    return min(epsilon, without_amplification)  # steps round up: they may lose the amplification
+
+
+def _step(noise: float, share: float) -> float:
+    """Return the step in which privacy losses are rounded up, which makes epsilons too large.
+
+    One loss is of the order of ``share / noise``.
+    """
+    if noise < LITTLE_NOISE:
+        return 1e-2
+    return 1e-3 if noise < MUCH_NOISE else 0.1 * max(share, LEAST_SHARE) / noise
 
 
 def _searched(enough: Callable[[float], bool], most: float, say: Callable[[str], None]) -> float:

@@ -34,6 +34,20 @@ _KINDS = (
 )
 
 
+class MissingFileError(DataError):
+    """A file or a folder does not exist; ``path`` is its path as stated."""
+
+    def __init__(self, message: str, path: Path = Path()) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def missing(path: Path) -> MissingFileError:
+    """Return the error that names a path, and the folder from which it was looked for."""
+    place = "" if path.is_absolute() else f" in {Path.cwd()}"
+    return MissingFileError(f"{path} does not exist{place}", path)
+
+
 def usable_memory() -> int:
     """Return the number of bytes that data or stacks of clients may use: half of the memory.
 
@@ -94,7 +108,7 @@ def regular(path: Path) -> Path:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise DataError(f"{path} does not exist") from error
+        raise missing(path) from error
     if stat.S_ISREG(mode):
         return path
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")

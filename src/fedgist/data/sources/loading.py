@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedgist.core.target import Target
@@ -11,16 +12,18 @@ from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources import SOURCES
-from fedgist.data.sources.file_sizes import readable
+from fedgist.data.sources.file_sizes import MissingFileError, readable
 from fedgist.data.sources.labelled_rows import OwnTestRowsError, checked_fraction
-from fedgist.data.sources.locations import data_root
+from fedgist.data.sources.locations import data_root, expanded_path
 from fedgist.data.sources.read_modes import Read
 from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.data.usable_rows import Unlisted, usable
 from fedgist.errors import DataError, did_you_mean, shown
-from fedgist.options import check_options
+from fedgist.options import Options, check_options
 
 TEST_FRACTION_KEY = "test_fraction"
+WORDS_FILE = "words.file"
+FILE_KEYS = ("path", "test", "file", "test_file", WORDS_FILE)  # of [data]
 # parameters that sources share
 NO_OPTIONS = (
     "root",
@@ -79,7 +82,7 @@ def load_data(
     arguments |= {key: value for key, value in common.items() if key in taken}
 
     def whole(**further: object) -> Dataset:
-        with readable(name):
+        with readable(name), _naming_key({WORDS_FILE: words and words.file, **options}):
             data = _as_dataset(source(**arguments | further), name, words, target)
             data = usable(data, classes) if lenient else data
             return with_classes(check(data, missing_labels), classes)
@@ -87,6 +90,18 @@ def load_data(
     if secret is None or TEST_FRACTION_KEY not in taken:
         return whole()
     return _divided(whole, arguments.get(TEST_FRACTION_KEY), secret)
+
+
+@contextlib.contextmanager
+def _naming_key(options: Options) -> Iterator[None]:
+    """Let the error about a missing file begin with the key that names the file."""
+    try:
+        yield
+    except MissingFileError as error:
+        stated = {key: str(options.get(key) or "") for key in FILE_KEYS}
+        keys = [key for key, text in stated.items() if expanded_path(text) == error.path]
+        key = f"data.{keys[0]}: " if keys else ""
+        raise MissingFileError(f"{key}{error}", error.path) from error
 
 
 def _as_dataset(

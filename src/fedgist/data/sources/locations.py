@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fedgist.data.sources.file_sizes import regular
+from fedgist.data.sources.file_sizes import missing, regular
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
 
@@ -44,7 +44,7 @@ def existing(path: str | Path, *, folder: bool = False) -> Path:
         return regular(expanded)
     if expanded.is_dir():
         return expanded
-    raise DataError(f"{expanded} {'is not a folder' if expanded.exists() else 'does not exist'}")
+    raise DataError(f"{expanded} is not a folder") if expanded.exists() else missing(expanded)
 
 
 def expanded_path(path: str | Path) -> Path:
