@@ -18,6 +18,7 @@ from fedgist.core.metrics import Metric
 from fedgist.core.target import Target
 from fedgist.data.lazy_rows import pieces_of
 from fedgist.data.sources.further_labels import image_names, read_labels
+from fedgist.data.sources.image_folder import notes_on_files
 from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import encoded_texts, further_texts
 from fedgist.data.sources.unlabelled import read_examples
@@ -72,7 +73,11 @@ def _check_file(target: Target, out: Path | None) -> None:
 
 def _examples(path: Path, world: World) -> Tensor | list[str]:
     """Return the examples of a file: raw examples (rows, *input), or texts."""
-    return read_further(path, _field(world)) if world.data.text else read_examples(path, world.data)
+    if world.data.text:
+        return read_further(path, _field(world))
+    for note in notes_on_files([path] if path.is_dir() else [], deep=True):
+        say(note, error=True)
+    return read_examples(path, world.data)
 
 
 def _write_pixels(out: Path, classes: Tensor, names: Sequence[str]) -> None:

@@ -28,6 +28,11 @@ def narrowed(*parts: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.float() for part in parts)
 
 
+def in_float32(x: Tensor) -> Tensor:
+    """Return numbers in float32, whatever they are; bytes and words as they are."""
+    return x.float() if x.dtype == torch.float64 else x
+
+
 def far_moments(mean: Sequence[float], std: Sequence[float], times: float = FAR) -> list[int]:
     """Return the places in which ``mean`` is more than ``times`` as large as ``std``."""
     width = max(len(mean), len(std))  # one number stands for all

@@ -32,7 +32,6 @@ def usable(data: Dataset, classes: Sequence[str]) -> Dataset:
         kept &= values.isfinite()
     kept_test = _is_usable(data, data.inputs_test, data.y_test, classes)
     count = int((~kept).sum()) + int((~kept_test).sum())
-    data = _in_float32(data)
     some = data.only(kept.nonzero().squeeze(1))
     tested = None if data.clients_test is None else data.clients_test[kept_test]
     some = replace(some, y_test=data.y_test[kept_test], clients_test=tested)
@@ -41,13 +40,6 @@ def usable(data: Dataset, classes: Sequence[str]) -> Dataset:
     notes = [*([left_out] if count else []), *_notes_on_categories(some)]
     some = replace(some, notes=(*some.notes, *notes))
     return replace(some, mean=(0.0,), std=(1.0,)) if "moments" in data.measured else some
-
-
-def _in_float32(data: Dataset) -> Dataset:
-    """Return the data in float32, whatever the rows are: they may not decide on a precision."""
-    if data.x.dtype != torch.float64 or data.lazy is not None:
-        return data
-    return replace(data, x=data.x.float(), x_test=data.x_test.float())
 
 
 def _notes_on_categories(data: Dataset) -> list[str]:

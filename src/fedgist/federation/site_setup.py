@@ -144,6 +144,7 @@ def _rows(
         code=setup.engine.code_folder,
         secret=secret if setup.privacy.unit == "record" else None,
         unlisted="none" if private else "refuse",
+        private=setup.privacy.unit != "none",
     )
     for note in (*data.how_read, *data.notes):
         say(note)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.far_numbers import in_float32
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.target import Target
 from fedgist.data import Augmentation
@@ -46,12 +47,15 @@ def read_data(
     code: str | None = None,
     secret: int | None = None,
     unlisted: Unlisted = "refuse",
+    *,
+    private: bool = False,
 ) -> Dataset:
     """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``.
 
     ``target`` is the form of the labels that the recipe's objective reads. A user's own source is
     looked for in the folder ``code`` first. With a ``secret``, test rows are drawn by content.
-    ``unlisted`` is that of :func:`.load_data`.
+    ``unlisted`` is that of :func:`.load_data`. If ``private``, rows do not decide on their own
+    precision: it is float32.
     """
     if own is not None:
         if section.words is not None:
@@ -77,6 +81,11 @@ def read_data(
             secret=secret,
             unlisted=unlisted,
             **section.options,
+        )
+    if private:
+        short = in_float32(data.x), in_float32(data.x_test), in_float32(data.y)
+        data = replace(
+            data, x=short[0], x_test=short[1], y=short[2], y_test=in_float32(data.y_test)
         )
     data = with_moments(data, section.normalize, section.mean, section.std)
     data = replace(data, notes=(*data.notes, *notes_on_names(data, section.classes)))

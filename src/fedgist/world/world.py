@@ -107,7 +107,16 @@ def _data(
     """Return the clients' data, the public rows, and the rows that the server holds out."""
     root, code = setup.given.root, setup.engine.code_folder
     secret = setup.seed if setup.privacy.unit == "record" else None
-    data = read_data(setup.data, setup.seed, setup.given.data, root, setup.labels, code, secret)
+    data = read_data(
+        setup.data,
+        setup.seed,
+        setup.given.data,
+        root,
+        setup.labels,
+        code,
+        secret,
+        private=setup.privacy.unit != "none",
+    )
     for text in data.how_read:
         say(text)
     data, public = set_aside(setup, data)

@@ -114,7 +114,7 @@ def folder(
     files = train_files + test_files
     losses = Counter[str]()
     x = _images([file for file, _ in files], size_of(image_size), top.name, read, losses)
-    notes += _notes_on_files([train] if test is None else [train, test])
+    notes += notes_on_files([train] if test is None else [train, test])
     notes += [f"images that lose {loss}: {count}" for loss, count in losses.items()]
     labels = np.array([label for _, label in files], dtype=object)
     if test is None:
@@ -230,15 +230,18 @@ def _labelled_files(top: Path) -> list[tuple[Path, str]]:
     ]
 
 
-def _notes_on_files(tops: Sequence[Path]) -> list[str]:
-    """Return a note on the files below folders of classes that are not read as images."""
+def notes_on_files(tops: Sequence[Path], *, deep: bool = False) -> list[str]:
+    """Return a note on the files below ``tops``, folders of classes, that are not read as images.
+
+    If ``deep``, images are read from folders in any depth.
+    """
     unread = Counter[str]()
     for top in tops:
         for file in top.rglob("*"):
             parts = file.relative_to(top).parts
             if not file.is_file() or any(map(_is_hidden, parts)):
                 continue
-            if len(parts) != _CLASS_AND_FILE and file.suffix.lower() in ENDINGS:
+            if not deep and len(parts) != _CLASS_AND_FILE and file.suffix.lower() in ENDINGS:
                 unread["images that are not directly in a class folder"] += 1
             elif file.suffix.lower() not in ENDINGS:
                 unread[file.suffix.lower() or "files without an ending"] += 1
