@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.metrics import Metric
+from fedgist.core.metrics import LOSS, Metric
 from fedgist.core.target import Target
 from fedgist.data.lazy_rows import pieces_of
 from fedgist.data.sources.further_labels import image_names, read_labels
@@ -188,6 +188,12 @@ def evaluate(
     scores = {
         who: score_rows(trained_model(federation, world, who), x, y, objective) for who in clients
     }
+    lost = [who for who, values in scores.items() if math.isinf(values[LOSS.name])]
+    if len(lost) == len(scores):
+        raise RecipeError(f"{folder}: no model has a score; not finite: {listed(lost)}")
+    if lost:
+        say(f"! not finite, so without a score: {listed(lost)}", error=True)
+    scores = {who: dict.fromkeys(v, math.nan) if who in lost else v for who, v in scores.items()}
     if as_json:
         lines = [{"client": who, **values} for who, values in scores.items()]
         sys.stdout.write(to_json({"rows": len(y), "clients": lines, "mean": _means(scores)}) + "\n")

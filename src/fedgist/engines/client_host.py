@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.finite_scores import of_finite, scored
 from fedgist.core.message import Form, payloads
 from fedgist.core.method import Context, Method, Net, Nothing, Phase, Task
 from fedgist.core.net import Architecture, stacked
@@ -77,6 +78,8 @@ class ClientHost:
         phases = self.method.phases(cohort.ctx)
         lr_factor = self.task.training.lr_factor(sent.round)
         clients, losses = local_training.train(cohort, clients, phases, lr_factor)
+        if sent.round == self.task.training.num_rounds:  # in earlier rounds, the next loss tells
+            losses = of_finite(losses, clients.net.params)
         message, clients = inference.upload(cohort, clients)
         message = inference.protected_upload(cohort, message)
         store = self.stores[sent.architecture]
@@ -250,15 +253,10 @@ def score_table(
 
     ``y`` are the labels of all examples. In the last round the table has a confusion matrix.
     """
-    objective, mask = ctx.task.objective, table >= 0
-    labels = labels_of(y, table)
-    last = ctx.round == ctx.task.training.num_rounds
-    return ScoreTable(
-        tuple(ids),
-        mask.sum(1),
-        objective.measure(predictions, labels, mask),
-        objective.confusion(predictions, labels, mask) if last else None,
-    )
+    mask, last = table >= 0, ctx.round == ctx.task.training.num_rounds
+    objective, labels = ctx.task.objective, labels_of(y, table)
+    values, confusion = scored(objective, predictions, labels, mask, confusion=last)
+    return ScoreTable(tuple(ids), mask.sum(1), values, confusion)
 
 
 def with_layout(arch: Architecture, plan: Plan) -> Architecture:
