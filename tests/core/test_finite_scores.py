@@ -128,3 +128,26 @@ def test_losses_of_models_that_are_not_finite_are_nan(numbers: list[float], widt
     assert losses.isnan().tolist() == [not math.isfinite(number) for number in numbers]
     huge = {"w": torch.full((2, 9), 3e38)}  # rejects a sum in single precision
     assert of_finite(torch.ones(2), huge).tolist() == [1.0, 1.0]
+
+
+@few
+@given(
+    st.lists(NUMBERS, min_size=ROWS, max_size=ROWS), st.integers(0, ROWS - 1), st.integers(0, 99)
+)
+def test_by_row_a_row_changes_only_its_own_result(
+    numbers: list[float], row: int, seed: int
+) -> None:
+    objective = OBJECTIVES["classes"]
+    torch.manual_seed(seed)
+    y, logits = torch.randint(0, 3, (1, ROWS)), torch.randn(1, ROWS, 3)
+    logits[0, :, 0] = torch.tensor(numbers)
+    counts = []
+    for present in (True, False):
+        mask = torch.ones(1, ROWS, dtype=torch.bool)
+        mask[0, row] = present
+        rows = predicted(objective, logits, y, mask)
+        values, _ = scored(objective, rows, y, mask, confusion=False, by_row=True)
+        assert bool(values["loss"].isfinite())
+        counts.append(round(float(values["accuracy"]) * int(mask.sum())))
+    # rejects a count that falls to 0 by one row: noisy max promises a change of at most 1
+    assert 0 <= counts[0] - counts[1] <= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 import fedgist
 from fedgist.api.result import Result
 from fedgist.cli.main import app
+from fedgist.core.metrics import Metric
 from fedgist.errors import RecipeError
 from fedgist.report.comparison import study
 from fedgist.report.mean_counts import part_of_run
@@ -25,6 +27,7 @@ from fedgist.report.run_tables import overview
 from fedgist.runs.columns import ACCURACY, of_all
 from fedgist.runs.divergence import NOT_FINITE
 from fedgist.runs.finished.run_reader import read_run
+from fedgist.studies.tune import Tuner
 
 CLIENTS, ROWS = 4, 6
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -218,3 +221,17 @@ def test_commands_refuse_or_mark_lost_models(tmp_path: Path) -> None:
     assert table["mean"]["accuracy"] == pytest.approx(mean)
     alone = call("evaluate", folder, path, "--client", str(lost[0]))
     assert "no model has a score" in str(alone.exception)
+
+
+@pytest.mark.parametrize(("better", "least", "worst"), [("higher", 0.0, 0.0), ("lower", 0.0, 1e30)])
+def test_a_search_takes_a_trial_that_diverged_for_the_worst(
+    tmp_path: Path, better: Any, least: float, worst: float
+) -> None:
+    scores = {"round": 1, "eval/validation/cost_mean": 0.9, "eval/validation/count": 2}
+    lost = {"round": 2, "eval/validation/count": 0, "diverged": [_entry(0), _entry(1)]}
+    column, metric = "eval/validation/cost_mean", Metric("cost", "Cost", "", better, least=least)
+    search: Any = SimpleNamespace(column=column, metric=metric)
+    for lines, score in (([scores], 0.9), ([scores, lost], worst)):
+        (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
+        # rejects the score of before, which would be the best of all
+        assert Tuner._score(search, tmp_path) == score

@@ -108,9 +108,10 @@ class ClientHost:
         tables = {}
         for name, model in models.items():
             predictions = inference.predict(cohort, model, table, examples)
-            scored = score_table(cohort.ctx, sent.ids, predictions, table, examples.y)
+            about = cohort.ctx, sent.ids, predictions, table, examples.y
+            own_scores = score_table(*about, by_row=by_row(self.task, split))
             measured = inference.measure(cohort, model, table, examples)
-            tables[name] = replace(scored, values=scored.values | measured)
+            tables[name] = replace(own_scores, values=own_scores.values | measured)
         return tables
 
     def has_second_tests(self, ctx: Context, split: Split) -> bool:
@@ -246,16 +247,29 @@ class ClientHost:
         return replace(self._client(architecture, own), net=net)
 
 
+def by_row(task: Task, split: Split) -> bool:
+    """Return whether a row may change only its own result: a private search counts right rows."""
+    return split == "validation" and task.privacy is not None
+
+
 def score_table(
-    ctx: Context, ids: Sequence[int], predictions: RowPredictions, table: Tensor, y: Tensor
+    ctx: Context,
+    ids: Sequence[int],
+    predictions: RowPredictions,
+    table: Tensor,
+    y: Tensor,
+    *,
+    by_row: bool = False,
 ) -> ScoreTable:
     """Score the per-row results (K, rows, ...) of a table (K, rows).
 
-    ``y`` are the labels of all examples. In the last round the table has a confusion matrix.
+    ``y`` are the labels of all examples. In the last round the table has a confusion matrix. With
+    ``by_row``, results that are not finite count row by row.
     """
     mask, last = table >= 0, ctx.round == ctx.task.training.num_rounds
     objective, labels = ctx.task.objective, labels_of(y, table)
-    values, confusion = scored(objective, predictions, labels, mask, confusion=last)
+    about = objective, predictions, labels, mask
+    values, confusion = scored(*about, confusion=last, by_row=by_row)
     return ScoreTable(tuple(ids), mask.sum(1), values, confusion)
 
 
