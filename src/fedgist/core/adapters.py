@@ -89,11 +89,8 @@ def frozen(start: Net, adapters: Adapters | None = None, *, body: bool = True) -
     module = copy.deepcopy(plain.module).to(next(iter(start.params.values())).device)
     module.load_state_dict(start.body | start.buffers, strict=False)
     learned = f"{head_and_projection(module, plain.head)}."
-    kept = [
-        name
-        for name in start.params
-        if name not in plain.fixed and (not body or name.startswith(learned))
-    ]
+    learning = [name for name in start.params if name not in plain.fixed]
+    kept = [name for name in learning if not body or name.startswith(learned)]
     adapted = _insert(module, adapters, learned, plain.name) if adapters else {}
     if not (kept or adapted):
         raise ValueError("no parameter learns: all have requires_grad = False")

@@ -33,6 +33,7 @@ from fedgist.core.user_module import (
     attempt,
     check_parts,
     check_pass,
+    fixed_in,
     tensor_of,
 )
 from fedgist.errors import first_line
@@ -278,19 +279,15 @@ def split_head(
         If the module returns something else than one tensor.
     """
     input_shape = tuple(input_shape)
-    whole = _seeded(build, 0)
-    check_parts(whole, name)
+    whole = check_parts(_seeded(build, 0), name)
     head, layer = head_of(whole, num_classes, name, head)
-    x = _rows(input_shape, words)
-    least_rows = check_pass(whole, x, name, trains=trains)
 
     def start(seed: int) -> Net:
         return Net(*_cut(build, seed, head, projects=projects)[1:], arch)
 
     body, params, buffers = _cut(build, 0, head, projects=projects)
     with without_projection(body):
-        dropout, drops_features = move_trailing(body, x)
-    learns = {n: p.requires_grad for n, p in whole.named_parameters(remove_duplicate=False)}
+        dropout, drops_features = move_trailing(body, _rows(input_shape, words))
     arch = Architecture(
         name=name,
         module=body.requires_grad_(requires_grad=False),
@@ -306,8 +303,8 @@ def split_head(
         projects=projects,
         dropout=dropout,
         drops_features=drops_features,
-        fixed=frozenset(n for n in params if not learns.get(n, True)),
-        least_rows=least_rows,
+        fixed=fixed_in(whole).intersection(params),
+        least_rows=check_pass(whole, _rows(input_shape, words), name, trains=trains),
     )
     _check(start(0), whole)
     return arch

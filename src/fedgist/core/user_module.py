@@ -61,8 +61,8 @@ def tensor_of(output: object) -> Tensor:
     )
 
 
-def check_parts(module: nn.Module, name: str) -> None:
-    """Raise ValueError if a module is wrapped for several devices, or holds weights like NaN."""
+def check_parts(module: nn.Module, name: str) -> nn.Module:
+    """Return the module; raise ValueError if it is wrapped for several devices, or holds NaN."""
     if any(isinstance(layer, REPLICAS) for layer in module.modules()):
         raise ValueError(
             f"{name} is wrapped in DataParallel: give the module inside it, model.module; fedgist "
@@ -75,6 +75,7 @@ def check_parts(module: nn.Module, name: str) -> None:
                 f"the parameter {path!r} of {name} is not finite at the start: give {name} finite "
                 "weights"
             )
+    return module
 
 
 def check_pass(module: nn.Module, x: Tensor, name: str, *, trains: bool) -> int:
@@ -102,6 +103,12 @@ def check_pass(module: nn.Module, x: Tensor, name: str, *, trains: bool) -> int:
     if not trains or not any(isinstance(layer, NORMS) for layer in module.modules()):
         return 1
     return 2 if ONE_VALUE in str(attempt(lambda: module(x[:1]))) else 1
+
+
+def fixed_in(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that a user fixed with ``requires_grad = False``."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in parameters if not parameter.requires_grad)
 
 
 def activation_after(module: nn.Module, head: str, x: Tensor, expected: Tensor) -> str:
