@@ -306,7 +306,7 @@ class Wide(nn.Module):
             lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
             (3,),
             None,
-            "'0' is not the last layer of toy",
+            "toy has a Softmax after its last layer '0': remove it, the loss adds it",
         ),
         (
             lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),

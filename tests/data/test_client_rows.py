@@ -140,3 +140,39 @@ def test_rows_are_joined_and_taken_apart(counts: list[int]) -> None:
 
 def test_no_clients_have_no_rows() -> None:
     assert (len(Rows.of([])), Rows.of([]).table([]).shape) == (0, (0, 0))
+
+
+@few
+@given(counts_of, st.integers(2, 5), st.integers(1, 3), st.integers(0, 99))
+def test_a_last_batch_of_one_row_joins_the_batch_before_it(
+    counts: list[int], size: int, epochs: int, seed: int
+) -> None:
+    # rejects dropping the row, and batches of one row
+    out = schedule(table(counts), keys(counts, seed), size, epochs, least=2)
+    plain = schedule(table(counts), keys(counts, seed), size, epochs)
+    steps = steps_of(torch.tensor(counts), size, epochs, least=2).tolist()
+    for i, count in enumerate(counts):
+        own, before = batches(out[i]), [b for b in batches(plain[i]) if b]
+        sizes = [size] * (count // size) + [count % size] * (count % size > 0)
+        if count % size == 1:
+            sizes = sizes[:-1] if count > 1 else []
+            sizes = [*sizes[:-1], size + 1] if sizes else []
+        assert [len(batch) for batch in own if batch] == sizes * epochs
+        assert len([batch for batch in own if batch]) == steps[i]
+        rows = [r for batch in before for r in batch]  # in the same order
+        assert [r for batch in own for r in batch] == (rows if count > 1 or size == 1 else [])
+
+
+@few
+@given(counts_of, st.integers(2, 5), st.integers(1, 3), st.integers(0, 99))
+def test_other_clients_batches_do_not_move(
+    counts: list[int], size: int, epochs: int, seed: int
+) -> None:
+    out = schedule(table(counts), keys(counts, seed), size, epochs, least=2)
+    plain = schedule(table(counts), keys(counts, seed), size, epochs)
+    for i, count in enumerate(counts):
+        if count % size != 1:
+            own = [batch for batch in batches(out[i]) if batch]
+            assert own == [batch for batch in batches(plain[i]) if batch]
+    if all(count % size != 1 for count in counts):
+        assert torch.equal(out, plain)

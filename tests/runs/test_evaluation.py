@@ -76,7 +76,7 @@ def test_a_row_that_is_in_several_sets_is_predicted_once() -> None:
         return net(x)
 
     models: Any = {name: looks}
-    line = server_columns(models, ctx)
+    line, _ = server_columns(models, ctx)
     assert sum(seen) == 30  # all test rows
     assert len([column for column in line if column.endswith("/loss")]) == 1 + 1 + len(sets)
 

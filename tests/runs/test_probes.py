@@ -153,6 +153,7 @@ def test_tables_show_the_probe_of_the_one_model(tmp_path: Path) -> None:
     assert (row[1], row[3]) == (over_clients, one_model)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that the models diverged
 def test_features_that_are_not_finite_have_no_probe(tmp_path: Path) -> None:
     asked = RECIPE | {
         "method": {"name": "local"},

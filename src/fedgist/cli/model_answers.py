@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.metrics import Metric
+from fedgist.core.metrics import LOSS, Metric
 from fedgist.core.target import Target
 from fedgist.data.lazy_rows import pieces_of
 from fedgist.data.sources.further_labels import image_names, read_labels
@@ -190,9 +190,8 @@ def evaluate(
     every = world.partition.names or tuple(str(i) for i in range(len(world.partition.test)))
     clients = every if client is None else [client]
     objective = federation.task.objective
-    scores = {
-        who: score_rows(trained_model(federation, world, who), x, y, objective) for who in clients
-    }
+    models = ((who, trained_model(federation, world, who)) for who in clients)
+    scores = _of_finite({who: score_rows(model, x, y, objective) for who, model in models}, folder)
     if as_json:
         lines = [{"client": who, **values} for who, values in scores.items()]
         sys.stdout.write(to_json({"rows": len(y), "clients": lines, "mean": _means(scores)}) + "\n")
@@ -200,6 +199,21 @@ def evaluate(
         console().print(
             SheetView(_sheet(scores, len(y), (*objective.metrics, objective.loss_metric)))
         )
+
+
+def _of_finite(
+    scores: Mapping[str, Mapping[str, float]], folder: Path
+) -> dict[str, Mapping[str, float]]:
+    """Return the scores with NaN for models that are not finite, and name them.
+
+    Raise RecipeError if all are.
+    """
+    lost = [who for who, values in scores.items() if math.isinf(values[LOSS.name])]
+    if len(lost) == len(scores):
+        raise RecipeError(f"{folder}: no model has a score; not finite: {listed(lost)}")
+    if lost:
+        say(f"! not finite, so without a score: {listed(lost)}", error=True)
+    return {who: dict.fromkeys(v, math.nan) if who in lost else v for who, v in scores.items()}
 
 
 def _trained_on(x: Tensor, y: Tensor, world: World) -> int:

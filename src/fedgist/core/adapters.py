@@ -71,52 +71,61 @@ class Adapted(nn.Module):
         return f"rank={self.settings.rank}, alpha={self.settings.alpha:g}"
 
 
-def frozen(start: Net, adapters: Adapters | None = None) -> Architecture:
-    """Return the architecture of a net with a frozen body, and with adapters in it if given.
+def frozen(start: Net, adapters: Adapters | None = None, *, body: bool = True) -> Architecture:
+    """Return the architecture of a net in which some arrays are constants, those of ``start``.
 
-    The head of ``start`` goes on learning, and so does a projection before the head. All other
-    arrays are constants. The body always computes as in evaluation: batch norm uses its stored
-    statistics, and dropout in the body is off.
+    Parameters that the module fixes by ``requires_grad = False`` are constants. If the whole
+    ``body`` is, only the head goes on learning, a projection before the head, and adapters if they
+    are given. This body always computes as in evaluation: batch norm uses its stored statistics,
+    and dropout in the body is off.
 
     Raises
     ------
     ValueError
-        If a pattern of layers matches no linear layer, or an adapter cannot be in a layer.
+        If a pattern of layers matches no linear layer, or an adapter cannot be in a layer, or
+        nothing learns.
     """
     plain = start.arch
     module = copy.deepcopy(plain.module).to(next(iter(start.params.values())).device)
     module.load_state_dict(start.body | start.buffers, strict=False)
     learned = f"{head_and_projection(module, plain.head)}."
-    kept = [name for name in start.params if name.startswith(learned)]
+    learning = [name for name in start.params if name not in plain.fixed]
+    kept = [name for name in learning if not body or name.startswith(learned)]
     adapted = _insert(module, adapters, learned, plain.name) if adapters else {}
+    if not (kept or adapted):
+        raise ValueError("no parameter learns: all have requires_grad = False")
+    buffers = [] if body else [*start.buffers]
 
     def begin(seed: int) -> Net:
-        drawn, key = plain.start(seed).params, random.key(seed, "adapters")
+        drawn, key = plain.start(seed), random.key(seed, "adapters")
         arrays: dict[str, Tensor] = {}
         for name, layer in adapted.items():
             arrays |= _first(name, layer, random.fold(key, name))
-        return Net(arrays | {name: drawn[name] for name in kept}, {}, arch)
+        arrays |= {name: drawn.params[name] for name in kept}
+        return Net(arrays, {name: drawn.buffers[name] for name in buffers}, arch)
 
     arch = replace(
         plain,
         module=module.requires_grad_(requires_grad=False),
-        layers=_layers(plain.layers, kept, adapted),
+        layers=_layers(plain.layers, [*kept, *buffers], adapted),
         start=begin,
-        drops_features=False,
+        drops_features=plain.drops_features and not body,
         frozen=start,
+        evaluates=body,
     )
     return arch
 
 
 def merged(net: Net) -> Net:
-    """Return the whole model of a net with a frozen body: its adapters are added to its weights.
+    """Return the whole model of a net with constants: its adapters are added to its weights.
 
-    A net without a frozen body is returned unchanged.
+    A net without constants is returned unchanged.
     """
     if net.arch.frozen is None:
         return net
     whole = net.arch.frozen
     arrays = {name: array for name, array in net.params.items() if name in whole.params}
+    arrays |= net.buffers
     for name, layer in adapted_layers(net.arch).items():
         arrays[f"{name}.weight"] = layer.merged(*(net.params[f"{name}.{part}"] for part in (A, B)))
     return whole.with_arrays(arrays)

@@ -13,7 +13,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +28,14 @@ from fedgist.core.random import torch_draws
 from fedgist.core.target import Target, places
 from fedgist.core.trailing_dropout import move_trailing
 from fedgist.core.tree import STATIC, map_leaves, tree
+from fedgist.core.user_module import (
+    activation_after,
+    attempt,
+    check_parts,
+    check_pass,
+    fixed_in,
+    tensor_of,
+)
 from fedgist.errors import first_line
 
 
@@ -41,8 +48,11 @@ class Architecture:
     features and logits have one row per place, (batch, *places, m): per token or per pixel. With
     ``projects``, the head includes a hidden layer as wide as the features, ``HEAD.hidden``,
     followed by ReLU. ``dropout`` is the module's dropout before the head. ``drops_features`` says
-    that a dropout before the head had to stay in the body. ``frozen`` is the whole model whose body
-    is a constant in ``module``, or None.
+    that a dropout before the head had to stay in the body.
+
+    ``fixed`` names the parameters that do not learn because of their ``requires_grad``. ``frozen``
+    is the whole model if some of it are constants in ``module``, else None. With ``evaluates``, the
+    body always computes as in evaluation. A batch in training needs ``least_rows`` rows.
     """
 
     name: str
@@ -59,7 +69,10 @@ class Architecture:
     projects: bool = False
     dropout: Dropout | None = field(default=None, repr=False)
     drops_features: bool = False
+    fixed: frozenset[str] = frozenset()
     frozen: Net | None = field(default=None, repr=False)
+    evaluates: bool = False
+    least_rows: int = 1
 
     @property
     def projected(self) -> bool:
@@ -118,13 +131,12 @@ class Net:
     def features(self, x: Tensor) -> Tensor:
         """Run the body: ``(batch, *input) -> (batch, m)``."""
         module = self.arch.module
-        # a frozen body computes as in evaluation
-        run = self.run if self.arch.frozen is None else None
+        run = None if self.arch.evaluates else self.run
         # a user's module may ask whether it is being trained
         if module.training != (run is not None):
             module.train(run is not None)
         with _running(run), self._cast(x):
-            out: Tensor = functional_call(module, {**self.body, **self.buffers}, (x,))
+            out = tensor_of(functional_call(module, {**self.body, **self.buffers}, (x,)))
         # heads and methods' own terms need all digits: ln(1 - h) of an h near 1
         return out.float() if out.dtype == torch.bfloat16 else out
 
@@ -202,7 +214,10 @@ class Net:
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
         """Weight (classes, m) and bias (classes,) of the head, independent of the head's name."""
-        return self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias")
+        params, whole = self.params, self.arch.frozen
+        if whole is not None:  # a head that does not learn is a constant
+            params = {n: a for n, a in whole.params.items() if n in self.arch.fixed} | params
+        return params[f"{self.arch.head}.weight"], params.get(f"{self.arch.head}.bias")
 
     def with_head(self, weight: Tensor, bias: Tensor) -> Net:
         """Return the same body under another head: ``weight`` (classes, m), ``bias`` (classes,)."""
@@ -231,6 +246,7 @@ def split_head(
     words: int = 0,
     target: Target = "class",
     projects: bool = False,
+    trains: bool = True,
 ) -> Architecture:
     """Split a module into body and head.
 
@@ -251,15 +267,19 @@ def split_head(
         What is predicted: per row, outputs (batch, classes), or per token or pixel.
     projects
         Whether the head starts with a hidden layer, as in SimCLR.
+    trains
+        Whether the body will be in training mode, which a frozen body never is.
 
     Raises
     ------
     ValueError
         If the module has no such layer, or body and head do not fit each other, the input or the
-        classes.
+        classes, or a layer cannot be trained here.
+    TypeError
+        If the module returns something else than one tensor.
     """
     input_shape = tuple(input_shape)
-    whole = _seeded(build, 0)
+    whole = check_parts(_seeded(build, 0), name)
     head, layer = head_of(whole, num_classes, name, head)
 
     def start(seed: int) -> Net:
@@ -283,6 +303,8 @@ def split_head(
         projects=projects,
         dropout=dropout,
         drops_features=drops_features,
+        fixed=fixed_in(whole).intersection(params),
+        least_rows=check_pass(whole, _rows(input_shape, words), name, trains=trains),
     )
     _check(start(0), whole)
     return arch
@@ -331,8 +353,8 @@ def _check(net: Net, whole: nn.Module) -> None:
     x = _rows(arch.input_shape, arch.words)
     rows = (2, *arch.places)
     with torch.no_grad():
-        expected = _attempt(lambda: whole.eval()(x))
-        z = _attempt(lambda: net.features(x))
+        expected = attempt(lambda: tensor_of(whole.eval()(x)))
+        z = attempt(lambda: net.features(x))
         if isinstance(z, Exception) and isinstance(expected, Exception):
             why = first_line(z)
             raise ValueError(  # noqa: TRY004  # the caller asks for values that fit
@@ -345,27 +367,35 @@ def _check(net: Net, whole: nn.Module) -> None:
                 f"the body of {arch.name} gives {output}, but its head {arch.head!r} takes "
                 f"{arch.feature_width} features"
             )
-        fits = whole_works and isinstance(z, Tensor) and z.shape == (*rows, arch.feature_width)
-        if not (fits and torch.allclose(linear(z, *net.head), expected, rtol=1e-3, atol=1e-4)):
-            raise ValueError(
-                f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes "
-                "its logits (head = ...)"
-            )
+        if not (
+            isinstance(expected, Tensor)
+            and expected.shape == (*rows, arch.num_classes)
+            and isinstance(z, Tensor)
+            and z.shape == (*rows, arch.feature_width)
+            and torch.allclose(linear(z, *net.head), expected, rtol=1e-3, atol=1e-4)
+        ):
+            raise ValueError(_not_the_last(arch, whole, x, expected))
+
+
+def _not_the_last(arch: Architecture, whole: nn.Module, x: Tensor, expected: object) -> str:
+    """Return what comes after the head, and the cure; ``expected`` is the module's output."""
+    ends = activation_after(whole, arch.head, x, expected) if isinstance(expected, Tensor) else ""
+    if isinstance(expected, Tensor) and not bool(torch.isfinite(expected).all()):
+        return f"the outputs of {arch.name} are not finite, even of numbers from -1 to 1"
+    if not ends:
+        return (
+            f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes its "
+            "logits (head = ...)"
+        )
+    adds = "Softmax" in ends or "Sigmoid" in ends
+    why = "the loss adds it" if adds else "the last layer must be linear"
+    return f"{arch.name} has a {ends} after its last layer {arch.head!r}: remove it, {why}"
 
 
 def _rows(input_shape: tuple[int, ...], words: int) -> Tensor:
     """Return two made-up rows, ``(2, *input_shape)``; of texts if there are ``words``."""
     x = torch.linspace(-1.0, 1.0, 2 * math.prod(input_shape)).view(2, *input_shape)
     return torch.arange(x.numel()).view(x.shape) % words if words else x
-
-
-def _attempt(function: Callable[[], Tensor]) -> Any:
-    """Return the output of a user's module, or the exception that the module raised."""
-    try:
-        with torch_draws(0):  # a module with random draws gets the same ones whole and as a body
-            return function()
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        return error
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -1,7 +1,8 @@
 """Metrics of ranks: how well scores tell positive from negative rows, for stacks of clients.
 
 ``scores``, ``positive`` and ``present`` are (..., rows), the last two Boolean; an absent row has no
-effect. Ties count as scikit-learn counts them.
+effect. Ties count as scikit-learn counts them. A present score that is NaN has no rank, and then
+the metric is NaN.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ def roc_area(scores: Tensor, positive: Tensor, present: Tensor) -> Tensor:
     It is computed from ranks (Mann and Whitney): the fraction of pairs of a positive and a negative
     row in which the former has the higher score; ties count one half.
     """
-    scores = scores.masked_fill(~present, torch.inf).contiguous()  # absent rows rank above all
-    ordered, places = scores.sort(-1)
+    lost = (scores.isnan() & present).any(-1)
+    scores = _bounded(scores).masked_fill(~present, torch.inf)  # absent rows rank above all
+    ordered, places = scores.contiguous().sort(-1)
     ranks = _ranks(ordered)
     positive = (positive & present).gather(-1, places)
     positives = positive.sum(-1).to(torch.float64)
     negatives = present.sum(-1) - positives
     wins = (ranks * positive).sum(-1) - positives * (positives + 1) / 2
-    return wins / (positives * negatives)
+    return (wins / (positives * negatives)).masked_fill(lost, torch.nan)
 
 
 def _ranks(ordered: Tensor) -> Tensor:
@@ -45,12 +47,19 @@ def mean_precision(scores: Tensor, positive: Tensor, present: Tensor) -> Tensor:
     rows among those with at least this score. This equals the sum over thresholds of the precision
     times the increase in recall.
     """
-    positive = positive & present
+    positive, lost = positive & present, (scores.isnan() & present).any(-1)
+    scores = _bounded(scores)
     at_least = _count_from(scores, scores, present)
     positive_at_least = _count_from(scores, scores, positive)
     precision = positive_at_least / at_least.clamp(min=1)
     total = torch.where(positive, precision, 0.0).sum(-1, dtype=torch.float64)
-    return total / positive.sum(-1)
+    return (total / positive.sum(-1)).masked_fill(lost, torch.nan)
+
+
+def _bounded(scores: Tensor) -> Tensor:
+    """Return the scores without infinite ones, which absent rows have to themselves."""
+    ends = torch.finfo(scores.dtype)
+    return scores.clamp(ends.min, ends.max)
 
 
 def _count_from(scores: Tensor, thresholds: Tensor, counted: Tensor) -> Tensor:

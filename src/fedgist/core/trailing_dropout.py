@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedgist.core import random
 from fedgist.core.layers import Dropout, Pass, current
+from fedgist.core.user_module import FAILURES, tensor_of
 
-FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 COMMUTING = (nn.Identity, nn.Flatten, nn.ReLU)  # with a factor of 0 or 1 / (1 - p)
 
 
@@ -129,7 +129,7 @@ def _pass(body: nn.Module, x: Tensor) -> tuple[Tensor, list[_Call], bool]:
     token = current.set(Pass(torch.ones(len(x), dtype=torch.bool), random.key(0)))
     try:
         with torch.no_grad(), random.torch_draws(0), last:
-            features = body.train()(x)
+            features = tensor_of(body.train()(x))
         return features, calls, last.is_dropout
     finally:
         current.reset(token)

@@ -56,39 +56,61 @@ class Rows:
         return Rows(self.rows, torch.tensor([0, len(self.rows)]))
 
 
-def steps_of(counts: Tensor, batch_size: int, epochs: int, steps: int | None = None) -> Tensor:
+def batches_in(counts: Tensor, batch_size: int, least: int = 1) -> Tensor:
+    """Return the number of batches in one pass over each client's rows, (clients,).
+
+    ``counts`` (clients,) are the clients' numbers of rows. A last batch of fewer than ``least``
+    rows, 1 or 2, joins the batch before it. A client with fewer rows has no batch.
+    """
+    return (counts + batch_size - least) // batch_size
+
+
+def steps_of(
+    counts: Tensor, batch_size: int, epochs: int, steps: int | None = None, least: int = 1
+) -> Tensor:
     """Return the number of batches that each client trains on.
 
     ``counts``, the clients' numbers of rows, and the result are (clients,). A client with rows has
     the batches of ``epochs`` passes over its rows, or ``steps`` batches if ``steps`` is given.
+    Batches have at least ``least`` rows, as in :func:`batches_in`.
     """
-    per_epoch = -(-counts // batch_size)
-    return per_epoch * epochs if steps is None else torch.where(counts > 0, steps, 0)
+    per_epoch = batches_in(counts, batch_size, least)
+    return per_epoch * epochs if steps is None else torch.where(per_epoch > 0, steps, 0)
 
 
 def schedule(
-    table: Tensor, keys: Tensor, batch_size: int, epochs: int, steps: int | None = None
+    table: Tensor,
+    keys: Tensor,
+    batch_size: int,
+    epochs: int,
+    steps: int | None = None,
+    least: int = 1,
 ) -> Tensor:
     """Return the batches of each client: (clients, steps, batch) row numbers, -1 for none.
 
     ``table`` (clients, rows) comes from :meth:`Rows.table`, and ``keys`` is (clients,). Each epoch
     visits a client's rows in a new order, drawn from its key. The last batch of an epoch may be
-    short. A client's batches depend only on its own rows and key.
+    short; if it has fewer than ``least`` rows, it joins the batch before it. A client's batches
+    depend only on its own rows and key.
     """
     present = table >= 0
     counts = present.sum(1)
-    per_epoch = -(-counts // batch_size)
-    steps_each = steps_of(counts, batch_size, epochs, steps)
+    per_epoch = batches_in(counts, batch_size, least)
+    steps_each = steps_of(counts, batch_size, epochs, steps, least)
     longest = int(steps_each.max()) if len(steps_each) else 0
-    width = min(batch_size, int(counts.max()) if len(counts) else 0)
+    before_last = (per_epoch - 1).clamp(min=0)
+    most = counts - before_last * batch_size  # rows of the last batch
+    width = min(int(most.clamp(min=batch_size).max()), int(counts.max())) if len(counts) else 0
     batches = torch.full((len(table), longest, width), ABSENT, device=table.device)
     epochs_each = -(-steps_each // per_epoch.clamp(min=1))
     column = torch.arange(table.shape[1], device=table.device)
     for epoch in range(int(epochs_each.max()) if len(epochs_each) else 0):
         order = random.order(random.fold(keys, "order", epoch).unsqueeze(1), present)
         rows = table.gather(1, order)
-        step = epoch * per_epoch.unsqueeze(1) + column // batch_size
+        within = torch.minimum(column // batch_size, before_last.unsqueeze(1))
+        place_in = column - within * batch_size
+        step = epoch * per_epoch.unsqueeze(1) + within
         scheduled = (column < counts.unsqueeze(1)) & (step < steps_each.unsqueeze(1))
         client, place = scheduled.nonzero(as_tuple=True)
-        batches[client, step[client, place], column[place] % batch_size] = rows[client, place]
+        batches[client, step[client, place], place_in[client, place]] = rows[client, place]
     return batches

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.finite_scores import of_finite, scored
 from fedgist.core.message import Form, payloads
 from fedgist.core.method import Context, Method, Net, Nothing, Phase, Task
 from fedgist.core.net import Architecture, stacked
@@ -77,6 +78,8 @@ class ClientHost:
         phases = self.method.phases(cohort.ctx)
         lr_factor = self.task.training.lr_factor(sent.round)
         clients, losses = local_training.train(cohort, clients, phases, lr_factor)
+        if sent.round == self.task.training.num_rounds:  # in earlier rounds, the next loss tells
+            losses = of_finite(losses, clients.net.params)
         message, clients = inference.upload(cohort, clients)
         message = inference.protected_upload(cohort, message)
         store = self.stores[sent.architecture]
@@ -105,9 +108,10 @@ class ClientHost:
         tables = {}
         for name, model in models.items():
             predictions = inference.predict(cohort, model, table, examples)
-            scored = score_table(cohort.ctx, sent.ids, predictions, table, examples.y)
+            about = cohort.ctx, sent.ids, predictions, table, examples.y
+            own_scores = score_table(*about, by_row=by_row(self.task, split))
             measured = inference.measure(cohort, model, table, examples)
-            tables[name] = replace(scored, values=scored.values | measured)
+            tables[name] = replace(own_scores, values=own_scores.values | measured)
         return tables
 
     def has_second_tests(self, ctx: Context, split: Split) -> bool:
@@ -243,22 +247,30 @@ class ClientHost:
         return replace(self._client(architecture, own), net=net)
 
 
+def by_row(task: Task, split: Split) -> bool:
+    """Return whether a row may change only its own result: a private search counts right rows."""
+    return split == "validation" and task.privacy is not None
+
+
 def score_table(
-    ctx: Context, ids: Sequence[int], predictions: RowPredictions, table: Tensor, y: Tensor
+    ctx: Context,
+    ids: Sequence[int],
+    predictions: RowPredictions,
+    table: Tensor,
+    y: Tensor,
+    *,
+    by_row: bool = False,
 ) -> ScoreTable:
     """Score the per-row results (K, rows, ...) of a table (K, rows).
 
-    ``y`` are the labels of all examples. In the last round the table has a confusion matrix.
+    ``y`` are the labels of all examples. In the last round the table has a confusion matrix. With
+    ``by_row``, results that are not finite count row by row.
     """
-    objective, mask = ctx.task.objective, table >= 0
-    labels = labels_of(y, table)
-    last = ctx.round == ctx.task.training.num_rounds
-    return ScoreTable(
-        tuple(ids),
-        mask.sum(1),
-        objective.measure(predictions, labels, mask),
-        objective.confusion(predictions, labels, mask) if last else None,
-    )
+    mask, last = table >= 0, ctx.round == ctx.task.training.num_rounds
+    objective, labels = ctx.task.objective, labels_of(y, table)
+    about = objective, predictions, labels, mask
+    values, confusion = scored(*about, confusion=last, by_row=by_row)
+    return ScoreTable(tuple(ids), mask.sum(1), values, confusion)
 
 
 def with_layout(arch: Architecture, plan: Plan) -> Architecture:

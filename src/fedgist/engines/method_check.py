@@ -238,7 +238,7 @@ class Trial:
         layers = [m for m in self.net.arch.module.modules() if not any(True for _ in m.children())]
         pairs = itertools.pairwise(layer for layer in layers if not isinstance(layer, nn.Identity))
         idle = [a for a, b in pairs if _has_bias(a) and isinstance(b, BatchNorm)]
-        if not idle or optimizer not in {"adam", "adamw"} or self.net.arch.frozen:
+        if not idle or optimizer not in {"adam", "adamw"} or self.net.arch.evaluates:
             return []
         note = f"{self.order.architecture}: batch norm takes off the bias of the convolution before"
         note += f" it, so its gradient is rounding alone, which {optimizer} makes whole steps of: "

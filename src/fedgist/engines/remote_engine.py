@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.core.message import Form, is_finite, reduction, refuse
+from fedgist.core.message import Form, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
@@ -345,7 +345,7 @@ class RemoteEngine:
         else:
             self.inbox.add(Reply(pending.order, number, stage, upload))
         loss = messages.get("loss")
-        if isinstance(loss, TrainingLoss) and loss.loss.shape == () and is_finite(loss.loss):
+        if isinstance(loss, TrainingLoss) and loss.loss.shape == ():
             self.inbox.losses[key] = float(loss.loss)
 
     def _absent(

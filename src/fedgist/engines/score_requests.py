@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.counts import MOST_ROWS
+from fedgist.core.finite_scores import LOST
 from fedgist.core.message import is_finite
-from fedgist.core.metrics import Metric
+from fedgist.core.metrics import LOSS, Metric
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import FINETUNED, TRAINED, Score, Scores, ScoreTable, collect
 from fedgist.errors import MessageError, shown
@@ -91,6 +92,9 @@ def _fault(score: Tree, metrics: Mapping[str, Metric], classes: int) -> str:
     for name, v in score.values.items():
         if name not in metrics:
             return f"there is no metric {shown(name)}"
+        lost = name == LOSS.name and len(score.values) == 1 and v.shape == () and v == LOST
+        if lost and v.is_floating_point():
+            continue
         if not (v.shape == () and v.is_floating_point() and is_finite(v)):
             return f"{name} is not a finite number"
         if not metrics[name].allows(float(v)):

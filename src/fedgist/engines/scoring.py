@@ -13,7 +13,7 @@ from torch import Tensor
 from fedgist.core.method import Context, Order
 from fedgist.core.objective import RowPredictions
 from fedgist.core.tree import Tree, map_leaves, same
-from fedgist.engines.client_host import ClientHost, score_table
+from fedgist.engines.client_host import ClientHost, by_row, score_table
 from fedgist.engines.engine import Scores, ScoreTable, Split, collect
 
 SCORES_AT_ONCE = 1 << 22  # the most numbers of scores measured together: bounds memory
@@ -120,7 +120,8 @@ def score_shared(
     if rows_of is None:  # all clients are tested on the whole set with one model
         line = map_leaves(lambda leaf: leaf.unsqueeze(0), predictions)
         return _repeated(score_table(ctx, (0,), line, everything.unsqueeze(0), y), ids), whole
-    return _measured(ctx, ids, rows_of, to_predict, predictions, y), whole
+    alone_by_row = by_row(host.task, split)
+    return _measured(ctx, ids, rows_of, to_predict, predictions, y, by_row=alone_by_row), whole
 
 
 def _repeated(table: ScoreTable, ids: Sequence[int]) -> ScoreTable:
@@ -140,6 +141,8 @@ def _measured(
     predicted: Tensor,
     predictions: RowPredictions,
     y: Tensor,
+    *,
+    by_row: bool,
 ) -> ScoreTable:
     """Measure each client's own rows, for a bounded number of clients at a time."""
     place = torch.zeros(len(y), dtype=torch.int64)
@@ -153,5 +156,6 @@ def _measured(
         chunk = rows_of[start : start + at_once]
         table = torch.nn.utils.rnn.pad_sequence(list(chunk), batch_first=True, padding_value=-1)
         lines = map_leaves(lambda leaf, t=table: leaf[place[t.clamp(min=0)]], predictions)
-        tables.append(score_table(ctx, ids[start : start + at_once], lines, table, y))
+        members = ids[start : start + at_once]
+        tables.append(score_table(ctx, members, lines, table, y, by_row=by_row))
     return collect(tables)

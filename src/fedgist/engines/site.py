@@ -25,8 +25,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedgist.core.finite_scores import LOST
 from fedgist.core.message import Form, payload_bytes, reduction, refuse
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
+from fedgist.core.metrics import LOSS
 from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort
@@ -373,8 +375,13 @@ class Site:
 
 
 def score_of(table: ScoreTable) -> Score:
-    """Return the only row of a table as a message, with the defined metrics."""
+    """Return the only row of a table as a message, with the defined metrics.
+
+    A model that is not finite has only the loss that says so.
+    """
     values = {name: v[0].cpu() for name, v in table.values.items() if not bool(v[0].isnan())}
+    if values.get(LOSS.name) == LOST:
+        values = {LOSS.name: values[LOSS.name]}
     confusion = None if table.confusion is None else table.confusion.cpu()
     return Score(table.rows[0].cpu(), values, confusion)
 

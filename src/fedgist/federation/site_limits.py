@@ -84,7 +84,8 @@ def check_steps(side: ServerContext, number: int, rows: int, site: SiteFile) -> 
                     steps += private.count(passes)
                 else:
                     batch = task.training.batch_size
-                    steps += int(steps_of(torch.tensor([rows]), batch, passes, phase.steps)[0])
+                    about = batch, passes, phase.steps, task.architectures[architecture].least_rows
+                    steps += int(steps_of(torch.tensor([rows]), *about)[0])
             if steps > most:
                 text = f"{site.file}: policy.most_local_steps = {most}; a round has {steps}"
                 raise SiteError(text, "policy", "most_local_steps")

@@ -49,7 +49,7 @@ from fedgist.world.data import read_data, validation_draw, with_fates
 from fedgist.world.declared import check_facts, declared_facts
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.models import architectures_of, groups_of_recipe
-from fedgist.world.objective_choice import LEAST_ROWS
+from fedgist.world.objective_choice import LEAST_ROWS, least_rows
 from fedgist.world.privacy_budget import check_rows
 from fedgist.world.server_context import ServerContext
 from fedgist.world.server_parts import Models, settings_of
@@ -345,8 +345,9 @@ def _population(
             f"{data.name} has {len(data.y)} training rows; the recipe states clients.max_rows = "
             f"{most}"
         )
-    if side.task.objective.views > 1 and len(data.y) < LEAST_ROWS:
-        raise SiteError(f"{data.name} has fewer than {LEAST_ROWS} rows, too few to compare")
+    nets = [side.task.architectures[name] for name in side.clients[number].architectures]
+    if len(data.y) < least_rows(side.task.objective, nets):
+        raise SiteError(f"{data.name} has fewer than {LEAST_ROWS} rows, too few to train on")
     key, share = random.key(setup.seed, "partition"), setup.data.validation
     draw = validation_draw(data, secret) if setup.privacy.unit == "record" else None
     rows = [torch.arange(len(data.y))]

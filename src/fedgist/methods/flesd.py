@@ -42,6 +42,7 @@ from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.server_training import (
     after_steps,
     check_finite,
+    check_rows,
     fresh_memory,
     gradient_step,
     is_server_stage,
@@ -202,6 +203,7 @@ class SimilarityDistillation:
                 f"method.distillation.batch_size = {self.batch_size} leaves no anchors: "
                 f"there are {rows} public rows"
             )
+        check_rows(task, self.batch_size, rest=True)
 
     def steps(self, task: Task) -> int:
         """Return the number of steps of a distillation."""

@@ -26,8 +26,9 @@ from fedgist.report.stats import (
     paired_difference,
     smallest_p,
 )
-from fedgist.runs.columns import EPSILON, TRAIN_LOSS, measured
+from fedgist.runs.columns import EPSILON, TRAIN_LOSS, ends_lost, measured
 from fedgist.runs.corrections import RecipeTable
+from fedgist.runs.divergence import divergence_notes
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import readable
 from fedgist.runs.record import summary
@@ -459,10 +460,16 @@ def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
         notes.append(f"{run.folder}: replies that came too late and were not used: {late}")
     if absent > 0:
         notes.append(f"{run.folder}: clients asked that did not answer, over all rounds: {absent}")
+    notes += [f"{run.folder}: {note}" for note in divergence_notes(run.rounds)]
     if part := who_is_missing(run, metric):
         notes.append(f"{run.folder}: its {metric} is the mean over {part}")
     rounds, _ = run.column(metric)
-    if rounds and rounds[-1] != run.done:
+    lost = run.kept is None and ends_lost(run.rounds, metric)
+    if lost:
+        notes.append(
+            f"{run.folder}: no model has a score from round {lost} on, so it has no result"
+        )
+    elif rounds and rounds[-1] != run.done:
         notes.append(
             f"{run.folder}: its last value of {metric} is from round {rounds[-1]}, not {run.done}"
         )

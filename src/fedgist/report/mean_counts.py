@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.errors import listed
-from fedgist.runs.columns import UNSCORED, clients_in
+from fedgist.runs.columns import UNSCORED, clients_in, ends_lost
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line
 
@@ -33,7 +33,9 @@ def line_of(run: FinishedRun, column: str) -> Line:
 
 
 def part_of_run(run: FinishedRun, column: str) -> str:
-    """Return over how many clients the result of a run is, if not over all."""
+    """Return over how many clients the result of a run is, if not over all, or that it diverged."""
+    if run.kept is None and (number := ends_lost(run.rounds, column)):
+        return f"diverged in round {number}"
     return part_of(line_of(run, column), column)
 
 

@@ -29,6 +29,7 @@ COUNT, MISSING, COUNT_OF = "count", "missing", "_count"
 # of a round in which not all replied: clients that did in all stages, and clients that were needed
 COMPLETE, EXPECTED = "clients/complete", "clients/expected"
 UNSCORED = "unscored"  # key of a line: the clients without a score, with the reasons
+DIVERGED = "diverged"  # key of a line: the models that are not finite, with the reasons
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
 EPSILON = "privacy/epsilon"
@@ -119,6 +120,24 @@ def clients_in(line: Mapping[str, Any], column: str) -> tuple[int, int] | None:
         return None
     own = line.get(f"{split}/{name.removesuffix(statistic)}{COUNT_OF}", count)
     return own, count + (line.get(f"{split}/{MISSING}") or 0)
+
+
+def ends_lost(lines: Iterable[Mapping[str, Any]], column: str) -> int | None:
+    """Return the first round without a score for divergence, after the last score of a column.
+
+    None stands for a run of which a model had a score to the end.
+
+    >>> lost = {"round": 2, "eval/client/count": 0, "diverged": [{"client": 0}]}
+    >>> ends_lost([{"round": 1, "eval/client/loss_mean": 0.1}, lost], "eval/client/loss_mean")
+    2
+    """
+    since = None
+    for line in lines:
+        if line.get(column) is not None:
+            since = None
+        elif line.get(DIVERGED) and any(name.startswith("eval/") for name in line):
+            since = line["round"] if since is None else since
+    return since
 
 
 def is_count(column: str) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet
+from fedgist.core.finite_scores import scored
 from fedgist.core.method import Context, Net, Task
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT, LOSS
 from fedgist.core.objective import Objective, RowPredictions
@@ -31,6 +32,7 @@ from fedgist.runs.columns import (
     over_clients,
     over_models,
 )
+from fedgist.runs.divergence import NOT_FINITE
 from fedgist.runs.record import Line
 from fedgist.training.inference import rows_at_once
 from fedgist.world.data import check_moments
@@ -217,27 +219,33 @@ def scoring_notes(side: ServerContext) -> list[str]:
     return [problem + f"{given}, raise data.validation, or set evaluate.train = true"]
 
 
-def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
+def server_columns(models: Mapping[str, Net], ctx: Context) -> tuple[Line, list[Line]]:
     """Return the metrics of each model of the server on each of its test sets, by column.
 
     Also return the mean over models on the held-out rows and, with several models, on all test
-    rows.
+    rows. A model that is not finite has no metrics, and means over models are left out with it:
+    the second value has an entry for each such model.
     """
     line: Line = {}
+    lost: list[Line] = []
     means: dict[tuple[str, str], list[float]] = {}
     for model, net in models.items():
-        for name, values in _scores(net, ctx).items():
+        scores = _scores(net, ctx)
+        if any(math.isinf(values[LOSS.name]) for values in scores.values()):
+            lost.append({"model": model, "reason": NOT_FINITE})
+            continue
+        for name, values in scores.items():
             line |= {of_server(model, name, metric): v for metric, v in values.items()}
             if len(models) == 1 and name == ALL_ROWS:
                 line |= {of_all(metric): v for metric, v in values.items()}
             for metric, value in values.items():
                 means.setdefault((name, metric), []).append(value)
-    for (name, metric), scores in means.items():
+    for (name, metric), of_models in means.items() if not lost else ():
         column = {ALL_ROWS: over_models(metric)} if len(models) > 1 else {}
         column[HELD_OUT] = over_clients("validation", metric)
         if name in column:
-            line[column[name]] = sum(scores) / len(scores)
-    return line
+            line[column[name]] = sum(of_models) / len(of_models)
+    return line, lost
 
 
 def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
@@ -264,7 +272,7 @@ def score_rows(
     """Return the metrics of a model on examples ``x`` ``(rows, *input)``, labels ``y`` (rows, ...).
 
     ``model`` maps ``(batch, *input)`` to logits (batch, ..., outputs). A metric that is not defined
-    is NaN.
+    is NaN. A model that is not finite has none, and an infinite loss.
     """
     at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
     pieces = zip(torch.split(x, at_once), torch.split(as_labels(y), at_once), strict=True)
@@ -290,5 +298,5 @@ def _predictions(
 def _measured(predictions: RowPredictions, y: Tensor, objective: Objective) -> dict[str, float]:
     of_one_client: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), predictions)
     everyone = torch.ones(1, len(y), dtype=torch.bool, device=y.device)
-    measured = objective.measure(of_one_client, y.unsqueeze(0), everyone)
+    measured, _ = scored(objective, of_one_client, y.unsqueeze(0), everyone, confusion=False)
     return {name: float(value) for name, value in measured.items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist.errors import first_line, shown
-from fedgist.runs.columns import UNSCORED, is_confusion, is_count
+from fedgist.runs.columns import DIVERGED, UNSCORED, is_confusion, is_count
 
 LARGEST_NUMBER = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9
@@ -41,6 +41,12 @@ def _is_entry(value: object) -> bool:
     return isinstance(value, dict) and _is_whole(value.get("client"))
 
 
+def _is_lost(value: object) -> bool:
+    if not (isinstance(value, dict) and isinstance(value.get("reason"), str)):
+        return False
+    return _is_entry(value) or isinstance(value.get("model"), str)
+
+
 def _is_mean(value: object) -> bool:
     return isinstance(value, list) and len(value) in {1, 2} and all(map(_is_number, value))
 
@@ -62,6 +68,7 @@ TEXT = Kind(lambda v: isinstance(v, str), "a text")
 TEXTS = Kind(_all(TEXT.fits), "a list of texts")
 TABLE = Kind(lambda v: isinstance(v, dict), "a table")
 ENTRIES = Kind(_all(_is_entry), "a list with a table for each client")
+LOST = Kind(_all(_is_lost), "a list with a table and a reason for each model")
 NUMBERS = Kind(_all(_is_number, dict), "a table of numbers")
 MEANS = Kind(_all(_is_mean, dict), "a table of means, each with its error or alone")
 COUNTS = Kind(_all(ROUND.fits), "a list of whole numbers")
@@ -72,6 +79,7 @@ OF_ROUND = {
     "absent": ENTRIES,
     "late": ENTRIES,
     UNSCORED: ENTRIES,
+    DIVERGED: LOST,
     "events": TEXTS,
 }
 OF_CLIENT = {"round": ROUND, "client": ROUND, "split": TEXT, "name": TEXT, "model": TEXT}

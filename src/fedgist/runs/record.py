@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from fedgist.errors import CheckpointError, DataError, first_line, shown
 from fedgist.runs import atomic_files as files
+from fedgist.runs.columns import ends_lost
 from fedgist.runs.file_checks import fault_of_client, fault_of_edge, fault_of_round, parsed_line
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
@@ -262,10 +263,10 @@ def summary(
     """Return the final value of a column, its best, and its mean over the last ten lines.
 
     The final value is the result, that of the last round or of the round ``kept``; the best one
-    never is.
+    never is. A run whose models diverged after the last value has no result.
     """
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
-    if not values:
+    if not values or (kept is None and ends_lost(rounds, key)):
         return {}
     best = (max if better == "higher" else min)(values, key=lambda pair: pair[1])
     last = [v for _, v in values[-10:]]

@@ -31,7 +31,7 @@ from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.engines.sharding import merged
 from fedgist.errors import TooFewRepliesError
-from fedgist.runs import evaluation
+from fedgist.runs import divergence, evaluation
 from fedgist.runs.central_privacy import add_central_noise, hides_absence
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.columns import EPSILON
@@ -320,7 +320,9 @@ class Federation:
                 returned = self.method.models(self.server, ctx)
             models = check_returned(returned, self.method, "models")
             with on_threads(self.side.server_threads):
-                line |= evaluation.server_columns(models, ctx)
+                numbers, lost = evaluation.server_columns(models, ctx)
+            line |= numbers
+            divergence.add(line, lost)
         if settings.on == "global" or not self.side.setup.privacy.share_measurements:
             return []
         orders, downs, ctx = self.downloads(number)
@@ -329,7 +331,8 @@ class Federation:
         splits += [("validation", "validation")] if self.side.holds_out else []
         details = []
         for column, split in splits:
-            scores = self.engine.score(ctx, orders, downs, split)
+            scores = divergence.without_lost(self.engine.score(ctx, orders, downs, split))
+            divergence.add(line, divergence.lost_clients(scores, self.side.client_names))
             line |= evaluation.columns(scores, column)
             if column == "client":
                 line |= evaluation.unscored(scores, self.side.client_names)

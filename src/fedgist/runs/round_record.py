@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Method, Order, Replies
@@ -12,7 +13,7 @@ from fedgist.core.peer_method import PeerMethod
 from fedgist.core.replies import Asked
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
-from fedgist.runs.columns import COMPLETE, DOWN_BYTES, EXPECTED, TRAIN_LOSS, UP_BYTES
+from fedgist.runs.columns import COMPLETE, DIVERGED, DOWN_BYTES, EXPECTED, TRAIN_LOSS, UP_BYTES
 from fedgist.runs.record import Line
 
 
@@ -139,6 +140,7 @@ class RoundRecord:
             "refused": [self._entry(recipient, reason) for recipient, reason in self.refused],
             "absent": [self._entry(recipient, reason) for recipient, reason in self.absent],
             "late": self.late,
+            DIVERGED: [self._entry(who, reason) for who, reason in self._lost.items()],
         }
         line |= {kind: [_named(e, names) for e in some] for kind, some in entries.items() if some}
         line |= {"events": self.events} if self.events else {}
@@ -161,11 +163,17 @@ class RoundRecord:
         pool = {"pool": recipient.architecture} if self.pools else {}
         return {"client": recipient.client, **pool}
 
+    @property
+    def _lost(self) -> dict[Asked, str]:
+        """The clients that reported a loss that is not finite, each with the reason."""
+        return {who: f"training loss {loss}" for who, loss in self.losses if not isfinite(loss)}
+
     def _mean_losses(self) -> Line:
-        """Return the mean loss over all clients, and over the clients of each pool."""
-        groups = {TRAIN_LOSS: [loss for _, loss in self.losses]}
+        """Return the mean finite loss over all clients, and over the clients of each pool."""
+        finite = [(recipient, loss) for recipient, loss in self.losses if isfinite(loss)]
+        groups = {TRAIN_LOSS: [loss for _, loss in finite]}
         for pool in self.pools:
-            of_pool = [loss for recipient, loss in self.losses if recipient.architecture == pool]
+            of_pool = [loss for recipient, loss in finite if recipient.architecture == pool]
             groups[f"{TRAIN_LOSS}/{pool}"] = of_pool
         return {name: sum(losses) / len(losses) for name, losses in groups.items() if losses}
 

@@ -28,6 +28,7 @@ from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
 from fedgist.runs.columns import UNSCORED, described, is_count, of_main, tuned_over_clients
 from fedgist.runs.corrections import lacking
+from fedgist.runs.divergence import divergence_notes
 from fedgist.runs.evaluation import not_scored, not_scored_notes, with_names
 from fedgist.runs.record import (
     FORMAT,
@@ -320,7 +321,10 @@ class _Rounds:
         """Record a round."""
         federation, selection = self.federation, selection_of(self.federation.side)
         named = with_names(details, federation.side)
+        before = divergence_notes(self.record.rounds)
         self.record.add(self.binding.with_events(line), named, federation.edges)
+        if not before:
+            _show_notes(self.observer, divergence_notes([line]))
         self.save_features(federation, federation.round)
         if selection and selection.keeps and selection.best(self.record.rounds) is line:
             federation.keep_this_round()
@@ -367,6 +371,7 @@ def _end_notes(federation: Federation, record: Record, observer: Observer) -> li
     """Return the notes on how the run ended, and show them."""
     lines = record.rounds
     problems = [*_emptiness_notes(federation.side, lines), *_spent_budget_notes(federation)]
+    problems += divergence_notes(lines)
     problems += not_scored_notes(_not_scored(federation.side, record))
     _show_notes(observer, problems)
     choice = selection_notes(federation.side, lines)
@@ -395,7 +400,7 @@ def _result_of(
         "method": side.setup.method_name,
         "rounds": record.rounds[-1]["round"],
         **outcome,
-        **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
+        **{c: end for c in recorded if (end := summary(record.rounds, c, main.better, kept))},
         **({UNSCORED: missing} if (missing := _not_scored(side, record)) else {}),
         "communication": totals(record.rounds),
         "notes": list(notes),

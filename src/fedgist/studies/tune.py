@@ -21,7 +21,7 @@ from typing import Any
 
 from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
 from fedgist.recipe.reading import Recipe, check_parts, first_metric, read
-from fedgist.runs.columns import over_clients
+from fedgist.runs.columns import ends_lost, over_clients
 from fedgist.runs.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.private_choice import (
@@ -37,6 +37,7 @@ from fedgist.studies.trial_values import Sampler, suggest
 
 VALIDATION = 0.2  # share of the training rows to hold out if the recipe holds out none
 STUDY, NAME = "study.db", "fedgist"
+WORST = 1e30  # the size of the score of a trial that diverged, if its metric has no bound
 CHOICES = "choices"  # attribute of the study: the choices made under privacy
 
 
@@ -211,8 +212,12 @@ class Tuner:
 
     def _score(self, folder: Path) -> float:
         """Return the last round's validation score, not the test's or the best round's."""
-        values = [line.get(self.column) for line in read_lines(folder / ROUNDS)]
-        scores = [value for value in values if value is not None]
+        lines = read_lines(folder / ROUNDS)
+        scores = [value for line in lines if (value := line.get(self.column)) is not None]
+        if ends_lost(lines, self.column):  # it is no worse than the search can tell
+            higher = self.metric.better == "higher"
+            bound = self.metric.least if higher else self.metric.most
+            return WORST * (-1.0 if higher else 1.0) if bound is None else bound
         if not scores:
             title = self.metric.title.lower()
             raise RecipeError(

@@ -16,7 +16,7 @@ from fedgist.core import random
 from fedgist.core.device_copy import copied
 from fedgist.core.method import Phase
 from fedgist.core.training import Life
-from fedgist.data.client_rows import schedule, steps_of
+from fedgist.data.client_rows import batches_in, schedule, steps_of
 from fedgist.training.cohort import Cohort
 from fedgist.training.private_steps import drawn_rows
 
@@ -75,7 +75,8 @@ def batches_of(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterato
     training, steps = cohort.ctx.task.training, cohort.private_steps
     if steps is None:
         epochs = phase.passes(training)
-        made = schedule(cohort.table_on_cpu, keys, training.batch_size, epochs, phase.steps)
+        about = training.batch_size, epochs, phase.steps, least_rows(cohort)
+        made = schedule(cohort.table_on_cpu, keys, *about)
         # clients are sorted by steps, so the active clients of a step come first
         counts = (made >= 0).any(2).sum(0).tolist()
         widths = None if cohort.stack else (made[0] >= 0).sum(1).tolist()
@@ -94,7 +95,13 @@ def steps_per_epoch(cohort: Cohort) -> Tensor:
     steps, counts = cohort.private_steps, (cohort.table_on_cpu >= 0).sum(1)
     if steps is not None:
         return torch.full_like(counts, steps.count(1))
-    return -(-counts // cohort.ctx.task.training.batch_size)
+    return batches_in(counts, cohort.ctx.task.training.batch_size, least_rows(cohort))
+
+
+def least_rows(cohort: Cohort) -> int:
+    """Return the fewest rows of a batch that the cohort's model can be trained on, 1 or 2."""
+    task = cohort.ctx.task
+    return task.architectures[cohort.ctx.architecture].least_rows
 
 
 def _steps_of_each(cohort: Cohort, phase: Phase) -> Tensor:
@@ -105,4 +112,4 @@ def _steps_of_each(cohort: Cohort, phase: Phase) -> Tensor:
     if steps is not None:
         total = steps.count(epochs) if phase.steps is None else phase.steps
         return torch.full_like(counts, total)
-    return steps_of(counts, training.batch_size, epochs, phase.steps)
+    return steps_of(counts, training.batch_size, epochs, phase.steps, least_rows(cohort))

@@ -26,7 +26,7 @@ from fedgist.core.projection import projected
 from fedgist.core.training import Pool
 from fedgist.core.tree import map_leaves
 from fedgist.data.sources.file_sizes import check_memory
-from fedgist.errors import DataError, RecipeError, first_line, shown
+from fedgist.errors import DataError, RecipeError, first_line, listed, shown
 from fedgist.recipe.model_factories import (
     WORDS,
     Factory,
@@ -104,6 +104,7 @@ def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, 
 
 
 RANDOM = "{}: the frozen body has random weights (model.weights reads a file's)"
+MOST_NAMES = 4  # of fixed parameters, in a note
 _COPIES = 4  # of all parameters, in training: themselves, their gradients, two moments of Adam
 
 
@@ -282,6 +283,10 @@ def module_group(
         for layer in fresh.modules() if own_start else ():
             if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()
+        with torch.no_grad():
+            for given, drawn in zip(module.parameters(), fresh.parameters(), strict=True):
+                if not given.requires_grad:  # a constant, common to all clients
+                    drawn.copy_(given)
         return fresh
 
     return ClientGroup(build, clients=members)
@@ -328,6 +333,7 @@ def architectures_of(
                 words=sizes.words,
                 target=sizes.target,
                 projects=sizes.projects,
+                trains=not group.frozen,
             )
         except RecipeError:
             raise
@@ -335,18 +341,30 @@ def architectures_of(
             raise RecipeError(f"model {name}: {first_line(error)}") from error
         number = int(random.key(seed, "start", name))
         start = map_leaves(lambda leaf: leaf.to(device), arch.start(number))
-        if group.frozen:
+        if group.frozen or start.arch.fixed:
             start = map_leaves(lambda leaf: leaf.to(device), _frozen(start, group).start(number))
         architectures[name], starts[name] = start.arch, start
     return architectures, starts
 
 
 def _frozen(start: Net, group: ClientGroup) -> Architecture:
-    """Return the architecture of a group with a frozen body, which is that of ``start``."""
+    """Return the architecture of a group with constants, which are those of ``start``."""
     try:
-        return frozen(start, group.adapters)
+        return frozen(start, group.adapters, body=group.frozen)
     except ValueError as error:
         raise RecipeError(f"model {start.arch.name}: {first_line(error)}") from error
+
+
+def note_on_fixed(start: Net) -> str:
+    """Return a note on the parameters that the module's code fixes; an empty text if none."""
+    arch = start.arch
+    if not arch.fixed:
+        return ""
+    few = len(arch.fixed)
+    return (
+        f"model {arch.name}: {few} parameter{'s' * (few != 1)} with requires_grad = False "
+        f"({listed(sorted(arch.fixed), MOST_NAMES)}) do not learn and are not sent"
+    )
 
 
 def members_of(groups: Mapping[str, ClientGroup], num_clients: int, key: Tensor) -> list[str]:

@@ -6,7 +6,7 @@ Texts have a label for each token and no class. Encoders learn without labels an
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from fedgist.core.batch import fake_rows
 from fedgist.core.class_metrics import READ_BY
 from fedgist.core.method import Method
 from fedgist.core.metrics import OBJECTIVES
+from fedgist.core.net import Architecture
 from fedgist.core.objective import Objective
 from fedgist.core.own_metric import OwnMetric
 from fedgist.core.own_objective import OwnObjective, metrics_of
@@ -29,7 +30,7 @@ from fedgist.world.server_context import Online
 TRIED_PER_CLASS = 4  # made-up rows of each class before round 1
 BY_CLASS = ("dirichlet", "shards", "pathological", "pachinko")  # partitions
 TEXT_CLASSES = "text_classes"  # the objective of texts with one class each
-LEAST_ROWS = 2  # of a client that learns from views
+LEAST_ROWS = 2  # of a client that learns from views, or whose batch norm needs two values
 
 
 def objective_of(setup: Setup, data: DataFacts) -> Objective:
@@ -180,10 +181,24 @@ def check_method_reads(method: Method, objective: Objective) -> None:
     )
 
 
-def clients_with_too_few_rows(train: Rows, objective: Objective) -> frozenset[int]:
-    """Return the clients with fewer than two rows, if the objective compares rows."""
-    counts = train.counts.tolist() if objective.views > 1 else []
-    return frozenset(i for i, count in enumerate(counts) if count < LEAST_ROWS)
+def clients_with_too_few_rows(
+    train: Rows, objective: Objective, nets: Sequence[Collection[Architecture]]
+) -> frozenset[int]:
+    """Return the clients with fewer than two rows, if the objective or a model compares rows.
+
+    ``nets`` are the models of each client.
+    """
+    return frozenset(
+        i
+        for i, (count, own) in enumerate(zip(train.counts.tolist(), nets, strict=True))
+        if count < least_rows(objective, own)
+    )
+
+
+def least_rows(objective: Objective, nets: Collection[Architecture]) -> int:
+    """Return the fewest rows that a client with these models can be trained on, 1 or 2."""
+    views = LEAST_ROWS if objective.views > 1 else 1
+    return max([views, *(net.least_rows for net in nets)])
 
 
 def without_clients(online: Online, left_out: frozenset[int]) -> Online:

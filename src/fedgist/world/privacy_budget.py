@@ -209,7 +209,7 @@ def _check_paper(section: PrivacySection, schedule: ReleaseSchedule, noise: floa
 
 def _is_frozen(task: Task) -> bool:
     """Return whether no body learns."""
-    return all(net.arch.frozen and not net.body for net in task.starts.values())
+    return all(net.arch.evaluates and not net.body for net in task.starts.values())
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
@@ -281,7 +281,7 @@ def _check_private_steps(train: TrainSection, task: Task, steps: PrivateSteps | 
             raise RecipeError(
                 f"{bodies}: the body of {name} is frozen, so that no step needs noise: 'fixed'"
             )
-        if arch.frozen is not None:  # its batch norm uses stored statistics
+        if arch.evaluates:  # its batch norm uses stored statistics
             continue
         if any(isinstance(layer, BatchNorm) for layer in arch.module.modules()):
             raise RecipeError(

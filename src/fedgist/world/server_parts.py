@@ -25,6 +25,7 @@ from fedgist.recipe.training_section import training_of
 from fedgist.world.availability import availability
 from fedgist.world.client_settings import client_settings
 from fedgist.world.graph import neighbors_of
+from fedgist.world.least_batches import check_batch_size, notes_on_last_batches
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.models import (
     architectures_by_client,
@@ -33,6 +34,7 @@ from fedgist.world.models import (
     groups_of_recipe,
     members_of,
     members_of_pools,
+    note_on_fixed,
     task_pools,
 )
 from fedgist.world.objective_choice import notes_on, without_clients
@@ -60,8 +62,9 @@ class Models:
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user on pretrained weights."""
-        return [group.note for group in self.groups.values() if group.note]
+        """Notes for the user on pretrained weights, and on parameters that do not learn."""
+        noted = [group.note for group in self.groups.values() if group.note]
+        return noted + [note for start in self.starts.values() if (note := note_on_fixed(start))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +119,7 @@ def task_of(
 ) -> Task:
     """Return the task that server and clients share."""
     _check_row_weights(setup.train.sample_weights, facts)
+    check_batch_size(setup.train.batch_size, models.architectures.values())
     task = Task(
         facts.input_shape,
         facts.num_classes,
@@ -180,7 +184,8 @@ def server_of(
     neighbors = neighbors_of(setup.clients.graph, setup.method, task, random.fold(root, "graph"))
     sizes = members.row_counts if simulated else None
     promised = () if spending is None else spending.notes(sizes)
-    notes = (*models.notes, *notes_on(members.left_out), *promised)
+    joined = notes_on_last_batches(task, clients, sizes)
+    notes = (*models.notes, *notes_on(members.left_out), *joined, *promised)
     about_data = facts.name, facts.summary, members.names, holds_out
     return ServerContext(
         *(setup, members.count, setup.method, task, clients, online, *about_data),

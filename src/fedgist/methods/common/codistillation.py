@@ -39,6 +39,7 @@ from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.server_training import (
     after_steps,
     check_finite,
+    check_rows,
     fresh_memory,
     gradient_step,
     stages_of,
@@ -97,6 +98,7 @@ class Distillation:
             raise MethodError("method.distillation.mixup mixes numbers: texts cannot be mixed")
         if self.labels and not task.public_labels:
             raise MethodError("method.distillation.labels needs data.public.labelled = true")
+        check_rows(task, self.batch_size, rest=False)
         for pool in task.starts:
             for name in ("lr", "final_factor", "temperature", "regularization"):
                 self._of(name, pool)

@@ -79,13 +79,24 @@ def class_means(
 def one_feature_width(
     task: Task, method: str, shares: Literal["one head", "class means"] = "one head"
 ) -> int:
-    """Return the feature width of all architectures; to share one head, they also need a bias."""
+    """Return the feature width of all architectures; to share one head, they also need a bias.
+
+    A method that shares one head sets its numbers, so the head may not be fixed by a user.
+    """
     widths = {name: a.feature_width for name, a in task.architectures.items()}
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{name} {width}" for name, width in widths.items())
         raise MethodError(
             f"method {method} shares {shares}, so all bodies need one feature width; "
             f"they have {listed}; model.project = {min(widths.values())} projects the others to it"
+        )
+    heads = {name: (f"{a.head}.weight", f"{a.head}.bias") for name, a in task.architectures.items()}
+    if shares == "one head" and (
+        fixed := [n for n, arrays in heads.items() if task.architectures[n].fixed & {*arrays}]
+    ):
+        raise MethodError(
+            f"method {method} computes the head, and that of {fixed[0]} has requires_grad = False: "
+            "let it learn, or use another method"
         )
     bare = [name for name, a in task.architectures.items() if not a.head_bias]
     if shares == "one head" and bare:

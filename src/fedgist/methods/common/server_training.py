@@ -18,7 +18,7 @@ from fedgist.core.layers import Pass
 from fedgist.core.message import are_finite, is_finite
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
-from fedgist.core.task import Context
+from fedgist.core.task import Context, Task
 from fedgist.core.training import Optimizer
 from fedgist.core.tree import leaves, map_leaves
 from fedgist.errors import MethodError
@@ -132,6 +132,21 @@ class _Replayed(Generic[State, Lesson]):
         replay = recorded(self.capturing, lambda: self._take(slot), leaves(self.state))
         self.failed = replay is None
         return None if replay is None else (slot, replay)
+
+
+def check_rows(task: Task, batch_size: int, *, rest: bool) -> None:
+    """Raise MethodError if a batch of public rows has one row, and a model needs two.
+
+    ``rest`` says whether rows that fill no batch make a smaller one.
+    """
+    needy = [name for name, arch in task.architectures.items() if arch.least_rows > 1]
+    public = len(task.public_rows)
+    least = min(batch_size, public) if not rest else public % batch_size or min(batch_size, public)
+    if needy and least == 1:
+        raise MethodError(
+            f"method.distillation.batch_size = {batch_size}: {public} public rows make a batch of "
+            f"one row, and the batch norm of {needy[0]} needs two: use another size"
+        )
 
 
 def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None:

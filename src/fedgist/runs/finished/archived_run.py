@@ -24,6 +24,7 @@ from fedgist.errors import DataError, first_line, shown
 from fedgist.runs.columns import (
     COUNT,
     COUNT_OF,
+    DIVERGED,
     DOWN_BYTES,
     LEAST,
     MEAN,
@@ -44,7 +45,7 @@ TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
 STATISTICS = (MEAN, STD, LEAST, COUNT_OF)
-EVENTS = ("refused", "absent", "late", UNSCORED, "events")  # lists in a round's line
+EVENTS = ("refused", "absent", "late", UNSCORED, DIVERGED, "events")  # lists in a round's line
 OF_RESULT = (
     *("status", "computes", "rounds", "stopped_early", "kept_round", "rounds_raised"),
     *("privacy", "notes", "versions", UNSCORED),

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedgist.core.metrics import Metric
 from fedgist.runs.columns import (
+    ends_lost,
     is_of_server,
     models_of,
     of_all,
@@ -166,7 +167,12 @@ class FinishedRun:
         return models_of({name: None for line in self.rounds for name in line}, metric)
 
     def last(self, key: str) -> float | None:
-        """Return the last value of a column up to the kept round, or None if it has no value."""
+        """Return the last value of a column up to the kept round, or None if it has no value.
+
+        A score that models had before they diverged is not the run's.
+        """
+        if self.kept is None and ends_lost(self.rounds, key):
+            return None
         rounds, values = self.column(key)
         pairs = zip(rounds, values, strict=True)
         return next((v for r, v in reversed([*pairs]) if self.kept is None or r <= self.kept), None)

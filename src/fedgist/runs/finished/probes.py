@@ -127,7 +127,9 @@ def evaluated(
     left out where the server's alone are scored, and those of clients that have too few rows to
     learn. Statistics are over the models whose features are finite.
     """
-    few = clients_with_too_few_rows(world.population.train, world.server.task.objective)
+    task, population = world.server.task, world.population
+    nets = [[task.architectures[name] for name in c.architectures] for c in population.clients]
+    few = clients_with_too_few_rows(population.train, task.objective, nets)
     everybody = [c.id for c in federation.side.clients if world.population.place[c.id] not in few]
     clients = [] if world.server.setup.evaluate.on == "global" else everybody
     accuracies = [values for _, values in probed(federation, world, clients, kinds)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core.adapters import merged
-from fedgist.core.message import Nothing
+from fedgist.core.message import Nothing, are_finite, is_finite
 from fedgist.core.method import Context, Method
 from fedgist.core.multilabel import LIKELY
 from fedgist.core.net import Net
@@ -122,12 +122,34 @@ class ClientModel(nn.Module):
         return self.answers(x, batch)
 
     def answers(self, x: object, batch: int = 512) -> Tensor:
-        """Return the probabilities, or the predicted numbers (rows, numbers) in their own unit."""
+        """Return the probabilities, or the predicted numbers (rows, numbers) in their own unit.
+
+        Raises
+        ------
+        RecipeError
+            If the model is not finite: what it says means nothing.
+        """
+        self.check_finite()
         rows = self._rows(x)
         batch = max(1, batch // math.prod(self.ctx.task.places))
         answers = self.ctx.task.objective.answers
         with torch.no_grad():
-            return torch.cat([answers(self._last(piece)) for piece in torch.split(rows, batch)])
+            logits = [self._last(piece) for piece in torch.split(rows, batch)]
+        if not are_finite(logits):
+            raise RecipeError(
+                "the model's outputs are not finite: it diverged in training (try a smaller "
+                "train.lr), or an input is too large"
+            )
+        return torch.cat([answers(piece) for piece in logits])
+
+    def check_finite(self) -> None:
+        """Raise RecipeError if a parameter of the model is not finite."""
+        for slot, name in self.names.items():
+            if name.startswith("params/") and not is_finite(self.get_buffer(slot)):
+                raise RecipeError(
+                    f"the model is not finite, in {name.removeprefix('params/')!r}: it diverged in "
+                    "training; run again with a smaller train.lr"
+                )
 
     def predict(self, x: object) -> list[str] | list[list[str]] | Tensor:
         """Return the prediction of each raw example.
