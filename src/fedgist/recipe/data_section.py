@@ -106,7 +106,7 @@ class Data(OpenSection):
 
     ``refuse``: they are an error. ``mask``: a row without any label is left out, and a missing
     number, label or pixel of another row counts nowhere. In tables an empty cell is missing, in
-    arrays NaN, or -1 for pixels.
+    arrays NaN, or -1 for pixels, and in Hugging Face data sets None, or a class of -1.
     """
     normalize: Literal["pooled", "client", "none"] = "pooled"
     """How inputs are normalized.

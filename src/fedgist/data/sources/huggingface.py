@@ -85,7 +85,7 @@ def huggingface(
     when they are used; missing numbers are then refused.
 
     A class label of -1 or None is missing. With ``data.missing_labels = "mask"`` such rows are left
-    out. The same rules hold for splits that are given in Python (:func:`fedgist.run`).
+    out. The same rules hold for splits that are given to ``fedgist.run``.
 
     Examples
     --------
