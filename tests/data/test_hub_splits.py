@@ -272,6 +272,8 @@ def test_each_client_has_a_split_by_name() -> None:
     held_out = fedgist.run(share, data={"a": images(), "b": images()}).world
     # a quarter of three and of five rows of a class: one each
     assert [len(held_out.partition.test[i]) for i in range(2)] == [2, 2]
+    with pytest.raises(DataError, match="data names a client twice: 1, 1"):
+        given({1: images(), "1": images()})
     with pytest.raises(DataError, match="data has a split for each client: leave out client"):
         given({"a": images()}, client="label")
     with pytest.raises(RecipeError, match="a data set for each client: leave out clients="):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 import sys
 import types
 import warnings
@@ -23,6 +23,7 @@ from fedgist.report.tracking.wandb_tracker import WandB
 from fedgist.runs.record import Line, read_lines
 from fedgist.testing.small_worlds import blobs, rows
 
+import commands  # isort: skip
 from interrupted import bare, killed_in_round  # isort: skip
 from kept_rounds import KeptRounds  # isort: skip
 
@@ -323,18 +324,13 @@ def mlflow_uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield database
         return
     own = {"_MLFLOW_SERVER_FILE_STORE": database, "_MLFLOW_SERVER_ARTIFACT_ROOT": str(tmp_path)}
-    words = [sys.executable, "-c", SERVER]
-    with (
-        (tmp_path / "server.log").open("wb") as log,
-        subprocess.Popen(
-            words, env=os.environ | own, stdout=subprocess.PIPE, stderr=log, cwd=tmp_path
-        ) as server,
-    ):
-        assert server.stdout is not None
-        port = server.stdout.readline().decode().strip()
-        assert port, (tmp_path / "server.log").read_text()
-        yield f"http://127.0.0.1:{port}"
-        server.kill()
+    (tmp_path / "server.py").write_text(SERVER)
+    server = commands.Command(["server.py"], tmp_path, own, work=commands._script)
+    commands.wait_until(lambda: "\n" in server.printed() or not server.runs)
+    assert server.runs, server.printed()
+    yield f"http://127.0.0.1:{int(server.printed().splitlines()[0])}"
+    server.signal(signal.SIGKILL)
+    server.end()
 
 
 @pytest.mark.slow

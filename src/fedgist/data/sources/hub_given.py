@@ -181,6 +181,8 @@ def _with_clients(data: Dataset, given: Given, held: Values) -> Dataset:
 def _of_clients(
     parts: Sequence[tuple[str, object]], names: tuple[str, ...], options: HubOptions
 ) -> Given:
+    if len(set(names)) < len(names):
+        raise DataError(f"data names a client twice: {listed(names)}")
     clients = [named_splits(part, name, options) for name, part in parts]
     unread = dict.fromkeys(name for client in clients for name in client.unread)
     train = tuple(part for client in clients for part in client.train)
