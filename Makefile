@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev --group docs -e ".[plot,table,images,tune,onnx,track,privacy,text,federation,ray]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev --group docs -e ".[plot,table,images,huggingface,tune,onnx,track,privacy,text,federation,ray]"
 	touch $(STAMP)
 
 demo: $(STAMP) ## Half a minute: FedLog, local training and FedAvg on twenty clients with two kinds of model

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
-import sys
-import types
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rich.console
-from rich.console import Console
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import fedgist
 from fedgist.methods.fedavg import FedAvg
@@ -28,37 +30,28 @@ QUICK: dict[str, Any] = {
 GIVEN: dict[str, Any] = {"data": blobs(), "clients": rows()}
 
 
-class Cell:
-    """The output of a notebook's cell: what IPython would have been given to show."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def display(self, shown: Any, *, display_id: bool) -> Cell:
-        assert display_id
-        self.update(shown)
-        return self
-
-    def update(self, shown: Any) -> None:
-        self.seen.append(shown._repr_html_())
-
-
 @pytest.fixture
-def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
-    """A notebook, as far as fedgist sees one."""
-    cell = Cell()
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What IPython shows in a cell, first and last; rich takes the cell for a notebook's."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
-    module = types.ModuleType("IPython.display")
-    module.display = cell.display  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    monkeypatch.setitem(sys.modules, "IPython.display", module)
-    assert Console().is_jupyter
-    return cell
+    for name in ("display", "__IPYTHON__"):  # which IPython would leave there
+        monkeypatch.setattr(builtins, name, None, raising=False)
+    no_history = Config({"HistoryAccessor": {"enabled": False}})
+    shell = InteractiveShell.instance(
+        config=no_history, display_pub_class=CapturingDisplayPublisher
+    )
+    publisher = shell.display_pub
+    assert isinstance(publisher, CapturingDisplayPublisher)
+    yield publisher.outputs
+    InteractiveShell.clear_instance()
 
 
-def test_a_notebook_shows_a_table_that_grows(cell: Cell) -> None:
+def test_a_notebook_shows_a_table_that_grows(shown: list[Any]) -> None:
     result = fedgist.run(QUICK, **GIVEN)
-    last = cell.seen[-1]
+    assert [output["update"] for output in shown[:2]] == [False, True]
+    assert len({output["transient"]["display_id"] for output in shown}) == 1
+    last = shown[-1]["data"]["text/html"]
     assert "fedlog on blobs: 5 clients, mlp, seed 0" in last
     assert "<progress value='3' max='3'>" in last
     accuracy = f"{100 * result.rounds[-1]['eval/client/accuracy_mean']:.2f} %"
@@ -67,10 +60,10 @@ def test_a_notebook_shows_a_table_that_grows(cell: Cell) -> None:
 
 
 def test_without_a_notebook_nothing_is_shown_unless_asked_for(
-    capfd: pytest.CaptureFixture[str], cell: Cell
+    capfd: pytest.CaptureFixture[str], shown: list[Any]
 ) -> None:
     fedgist.run(QUICK, **GIVEN, progress=False)
-    assert (cell.seen, capfd.readouterr()) == ([], ("", ""))
+    assert (shown, capfd.readouterr()) == ([], ("", ""))
 
 
 def test_progress_in_a_pipe_is_a_line_a_round(capfd: pytest.CaptureFixture[str]) -> None:

@@ -201,35 +201,6 @@ def test_a_data_set_that_draws_elsewhere_is_refused() -> None:
         fedgist.lazy(Wild(9))
 
 
-class Hub:
-    """A stand-in for a split of a Hugging Face data set."""
-
-    def __init__(self, **columns: list[Any]) -> None:
-        self.columns = columns
-        self.column_names, self.features = list(columns), dict.fromkeys(columns)
-
-    def __len__(self) -> int:
-        return len(self.columns[self.column_names[0]])
-
-    def __getitem__(self, row: int | str) -> Any:
-        if isinstance(row, str):
-            return self.columns[row]
-        return {name: values[row] for name, values in self.columns.items()}
-
-
-@pytest.mark.parametrize("read", ["once", "lazy"])
-def test_a_hugging_face_data_set_is_read(read: Any) -> None:
-    images = [Image.fromarray(np.full((4, 3), i, dtype=np.uint8)) for i in range(6)]
-    data, _ = user_rows(Hub(image=images, label=[0, 1] * 3), read=read)
-    assert held(data.inputs, "x")[:, 0, 0, 0].tolist() == list(range(6))
-    assert data.y.tolist() == [0, 1] * 3
-    numbers, _ = user_rows(Hub(a=[1.0, 2.0], b=[[3, 4], [5, 6]], label=["x", "y"]), read=read)
-    assert held(numbers.inputs, "x").tolist() == [[1, 3, 4], [2, 5, 6]]
-    assert numbers.classes == ("x", "y")
-    with pytest.raises(DataError, match="a column of labels"):
-        user_rows(Hub(image=images, kind=[0] * 6), read=read)
-
-
 def test_moments_are_measured_on_a_sample_and_said() -> None:
     class Many(Dataset[Any]):
         targets = [0, 1] * 2000

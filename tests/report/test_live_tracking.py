@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedgist.report.tracking.wandb_tracker import WandB
 from fedgist.runs.record import Line, read_lines
 from fedgist.testing.small_worlds import blobs, rows
 
+import commands  # isort: skip
 from interrupted import bare, killed_in_round  # isort: skip
 from kept_rounds import KeptRounds  # isort: skip
 
@@ -304,12 +306,39 @@ def test_a_run_in_memory_may_have_a_folder_of_events(tmp_path: Path) -> None:
 # MLflow
 
 
+# MLflow's tracking server, without what its command brings for models
+SERVER = """
+from werkzeug.serving import make_server
+from mlflow.server import app
+server = make_server("127.0.0.1", 0, app)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture(params=["database", "server"])
+def mlflow_uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a database, or of MLflow's server on the loopback."""
+    database = f"sqlite:///{tmp_path / 'ml.db'}"
+    if request.param == "database":
+        yield database
+        return
+    own = {"_MLFLOW_SERVER_FILE_STORE": database, "_MLFLOW_SERVER_ARTIFACT_ROOT": str(tmp_path)}
+    (tmp_path / "server.py").write_text(SERVER)
+    server = commands.Command(["server.py"], tmp_path, own, work=commands._script)
+    commands.wait_until(lambda: "\n" in server.printed() or not server.runs)
+    assert server.runs, server.printed()
+    yield f"http://127.0.0.1:{int(server.printed().splitlines()[0])}"
+    server.signal(signal.SIGKILL)
+    server.end()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
-def test_mlflow_follows_a_run_that_is_killed_and_resumed(tmp_path: Path) -> None:
+def test_mlflow_follows_a_run_that_is_killed_and_resumed(tmp_path: Path, mlflow_uri: str) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
-    uri = f"sqlite:///{tmp_path / 'ml.db'}"
+    uri = mlflow_uri
     client = mlflow.MlflowClient(tracking_uri=uri)
     seen = []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from fedgist.core.method import Method
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
@@ -16,6 +17,7 @@ from fedgist.core.target import Target
 from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset
 from fedgist.data.partition import owner_of_rows
+from fedgist.data.sources.hub_columns import HubOptions
 from fedgist.data.sources.python_objects import array
 from fedgist.data.sources.user_rows import user_rows
 from fedgist.errors import MethodError, RecipeError, ReportError
@@ -79,17 +81,18 @@ def rows_given(
     rows, tests = clients_of(clients, "clients"), clients_of(clients_test, "clients_test")
     if data is None:
         return None, rows, tests
-    fraction = recipe.data.options.get("test_fraction") if recipe.data.name == GIVEN else None
+    options = HubOptions(**recipe.data.options) if recipe.data.name == GIVEN else HubOptions()
+    fraction = options.test_fraction
     private = recipe.privacy.unit == "record"
     first = 0.0 if private and fraction is not None else fraction
-    data_set, held = user_rows(data, first, recipe.data.read, target)
+    data_set, held = user_rows(data, first, recipe.data.read, target, options)
     if private and fraction is not None:
         count = len(data_set.y)
         own = {} if rows is None else rows_of_each(rows, count, "clients")
         owner = data_set.clients if rows is None else owner_of_rows(own.values(), count)
         data_set, drawn = split_by_content(data_set, fraction, recipe.seed, owner)
         held = None if held is None else drawn.numpy()
-    if isinstance(data, list) and data_set.clients is not None:
+    if options.client is None and data_set.clients is not None and isinstance(data, list | Mapping):
         return data_set, *_rows_of_lists(data_set, rows, tests)
     if held is None or rows is None:
         return data_set, rows, tests
@@ -110,15 +113,21 @@ def rows_given(
 def _rows_of_lists(
     data: Dataset, rows: RowsOfClients | None, tests: RowsOfClients | None
 ) -> tuple[RowsOfClients, RowsOfClients | None]:
-    """Return each client's rows of data that were given as a list, a data set for each client."""
+    """Return each client's rows of data that were given as a data set for each client."""
     if rows is not None or tests is not None:
-        raise RecipeError("data is a list with a client each: leave out clients= and clients_test=")
+        raise RecipeError(
+            "data has a data set for each client: leave out clients= and clients_test="
+        )
     assert data.clients is not None
     count = int(data.clients.max()) + 1
-    train = [np.flatnonzero(data.clients.numpy() == client) for client in range(count)]
-    if data.clients_test is None:
-        return train, [np.zeros(0, dtype=np.int64)] * count
-    return train, [np.flatnonzero(data.clients_test.numpy() == client) for client in range(count)]
+    names = data.client_names
+
+    def own(clients: Tensor | None) -> RowsOfClients:
+        owner = np.zeros(0) if clients is None else clients.numpy()
+        lists = [np.flatnonzero(owner == client) for client in range(count)]
+        return dict(zip(names, lists, strict=True)) if names else lists
+
+    return own(data.clients), own(data.clients_test)
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:

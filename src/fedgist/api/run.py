@@ -25,6 +25,7 @@ from fedgist.api.result import Result
 from fedgist.api.watching import watching
 from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
+from fedgist.data.sources.hub_splits import HubSplit
 from fedgist.errors import RecipeError
 from fedgist.recipe.objective_loading import labels_read, own_objective
 from fedgist.recipe.overrides import Overrides, apply_overrides
@@ -39,7 +40,12 @@ from fedgist.runs.round import Observer
 def run(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     *,
-    data: Dataset | Sequence[object] | torch.utils.data.Dataset[Any] | None = None,
+    data: Dataset
+    | Sequence[object]
+    | torch.utils.data.Dataset[Any]
+    | HubSplit
+    | Mapping[str, object]
+    | None = None,
     clients: Iterable[object] | Mapping[str, object] | None = None,
     clients_test: Iterable[object] | Mapping[str, object] | None = None,
     model: nn.Module
@@ -70,8 +76,9 @@ def run(
         A file, a mapping with the same keys, or None for the defaults (FedLog on digits).
     data
         Replaces the recipe's data: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
-        set of ``(x, y)`` pairs or two of them (train, test), a list of these with a client each, or
-        a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
+        set of ``(x, y)`` pairs or two of them (train, test), a list of these with a client each,
+        splits of a Hugging Face data set in these forms or in a mapping by name, or a
+        :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
         whose columns are encoded like those of a table. ``y`` (rows,) holds whole numbers from 0
         on, or names of classes. Map-style data sets that are too large for memory or have random
         transforms are read when they are used (the recipe's ``data.read``, and

@@ -115,7 +115,8 @@ class Data(OpenSection):
 
     ``refuse``: they are an error. ``mask``: a row without any label is left out, and a missing
     number, label or pixel of another row counts nowhere. In tables a cell with a sign of a missing
-    value is missing, in arrays NaN, or -1 for pixels.
+    value is missing, in arrays NaN, or -1 for pixels, and in Hugging Face data sets None, or a
+    class of -1.
     """
     missing_clients: Literal["refuse", "drop"] = "refuse"
     """What to do with rows whose client is empty.

@@ -13,6 +13,7 @@ from typing import Any
 from fedgist.core.metrics import OBJECTIVES, PROBE
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
+from fedgist.data.sources.hub_columns import HubOptions
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.errors import RecipeError, shown
 from fedgist.options import check_options, options_of
@@ -65,18 +66,13 @@ def check_tables(
         check_options(given, section.options, section.name, table_key, OF_THE_TASK)
 
 
-def given_in_python(*, test_fraction: float | None = None) -> None:
-    """Take the options of data that are given in Python: the share of the rows to hold out."""
-    del test_fraction
-
-
 def no_source() -> None:
     """Take no options: public rows of the training set have none."""
 
 
 def _data(recipe: Recipe, changed: Collection[str]) -> Update:
     if recipe.data.name == GIVEN:
-        check_options(given_in_python, recipe.data.options, "data given in Python", "data")
+        check_options(HubOptions, recipe.data.options, "data given in Python", "data")
         return {}, []
     sections, notes = _section(
         "data", recipe.data, data_source(recipe.data.name), NO_OPTIONS, changed

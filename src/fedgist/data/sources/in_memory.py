@@ -43,7 +43,7 @@ from fedgist.errors import DataError, did_you_mean
 _NAMES = ("x", "y", "x_test", "y_test")
 _FORMS = (
     "(x, y), (x, y, x_test, y_test), a map-style torch data set of pairs, two of them "
-    "(train, test), or a fedgist.Dataset"
+    "(train, test), Hugging Face splits, or a fedgist.Dataset"
 )
 _WHITE = 255.0
 X = TypeVar("X", Tensor, LazyRows)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
-from fedgist.data.lazy_rows import CHECKED, LazyRows, sample_of
+from fedgist.data.lazy_rows import CHECKED, sample_of
 from fedgist.data.row_seeds import NO_SEED, own_draws
 from fedgist.data.sources.cached_labels import cached, stored
 from fedgist.data.sources.file_identity import identity_of
-from fedgist.data.sources.hub_pairs import HubPairs
 from fedgist.errors import DataError, first_line
 
 PAIR = 2  # inputs and label
@@ -70,9 +69,9 @@ class MapRows:
 
 
 def is_map_style(value: object) -> TypeGuard[MapStyle]:
-    """Return whether an object is a map-style data set, of torch or of Hugging Face's pairs."""
+    """Return whether an object is a map-style data set of torch."""
     has_rows = hasattr(value, "__getitem__") and hasattr(value, "__len__")
-    return isinstance(value, torch.utils.data.Dataset | HubPairs) and has_rows
+    return isinstance(value, torch.utils.data.Dataset) and has_rows
 
 
 def files_of(rows: object) -> tuple[str, ...] | None:
@@ -170,9 +169,3 @@ def plain(label: object) -> object:
         return label.tolist()
     as_list = getattr(label, "tolist", None)
     return as_list() if callable(as_list) else label
-
-
-def same_under_other_seeds(x: LazyRows) -> bool:
-    """Return whether a few rows are the same if they are read with other seeds."""
-    rows = sample_of(len(x), CHECKED)
-    return torch.equal(x.read(rows, torch.full_like(rows, 1)), x.read(rows, rows + 2))

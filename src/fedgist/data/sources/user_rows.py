@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import cast
 
 import numpy as np
@@ -13,18 +13,12 @@ from torch.utils.data import ConcatDataset
 from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.lazy_rows import Inputs, LazyRows, check_repeatable, held
-from fedgist.data.sources.file_sizes import fits, in_words
-from fedgist.data.sources.hub_pairs import HubPairs, is_hub
+from fedgist.data.sources.hub_columns import NONE_STATED, HubOptions
+from fedgist.data.sources.hub_given import hub_dataset, splits_given
 from fedgist.data.sources.in_memory import split_in_memory
 from fedgist.data.sources.labelled_rows import Values, held_out, refuse_fraction
-from fedgist.data.sources.map_rows import (
-    MapRows,
-    MapStyle,
-    files_of,
-    is_map_style,
-    labels_of,
-    same_under_other_seeds,
-)
+from fedgist.data.sources.map_rows import MapRows, MapStyle, files_of, is_map_style, labels_of
+from fedgist.data.sources.read_choice import Notes, choice
 from fedgist.data.sources.read_modes import Read
 from fedgist.errors import DataError
 
@@ -41,11 +35,17 @@ def lazy(
     files_test: Sequence[str] | None = None,
     target: Target = "class",
     name: str = "your data",
+    label: str | list[str] | None = None,
+    image: str | None = None,
+    features: list[str] | None = None,
+    client: str | None = None,
+    image_size: int | list[int] | None = None,
 ) -> Dataset:
-    """Return map-style torch data sets as data whose rows are read when they are used.
+    """Return map-style torch data sets, or Hugging Face splits, read when their rows are used.
 
-    A row is a pair (x, y). Only the rows of a batch are in memory. Random transforms are drawn anew
-    at each read in training: the generators of torch, NumPy and Python are seeded for each row.
+    A torch data set's row is a pair (x, y). Only the rows of a batch are in memory. Random
+    transforms are drawn anew at each read in training: the generators of torch, NumPy and Python
+    are seeded for each row.
 
     Parameters
     ----------
@@ -61,6 +61,9 @@ def lazy(
         The form of the labels: :class:`fedgist.Dataset` describes them.
     name
         Name of the data, which begins error messages.
+    label, image, features, client, image_size
+        The columns of Hugging Face splits, as in the source ``huggingface``. ``train`` may then
+        also be a mapping of names to splits, or a list or a mapping with a client each.
 
     Raises
     ------
@@ -68,6 +71,14 @@ def lazy(
         If a row cannot be read, two reads of a row with the same seed differ, or the labels do not
         fit.
     """
+    options = HubOptions(label, image, features, client, image_size)
+    given = splits_given(train if test is None else (train, test), options)
+    if given is not None:
+        for key, value in (("targets", targets), ("files", files)):
+            if value is not None:
+                raise DataError(f"{key}= is about torch data sets; Hugging Face splits have theirs")
+        return check(replace(hub_dataset(given, options, "lazy", target)[0], name=name))
+    _refuse(options, "", type(train).__name__)
     parts: list[object] = []
     sets = ((train, targets, files, ""), (test, targets_test, files_test, " (test)"))
     for rows, labels, paths, suffix in sets:
@@ -90,19 +101,25 @@ def user_rows(
     test_fraction: float | None = None,
     read: Read = "auto",
     target: Target = "class",
+    options: HubOptions = NONE_STATED,
 ) -> tuple[Dataset, Values | None]:
-    """Return a user's objects as a data set: arrays, a data set, or map-style data sets.
+    """Return a user's objects as a data set: arrays, a data set, map-style data sets, or splits.
 
     Map-style data sets are read into memory or lazily, as ``read`` says. A list of them holds a
     client each, ``train`` or ``(train, test)``. With ``test_fraction`` this share of the rows is
     held out as test rows. Booleans (rows,) then say which rows these are, unless ``data`` is a
-    list.
+    list. Splits of Hugging Face data sets may have ``options``: the columns and splits to use.
 
     Raises
     ------
     DataError
         If the objects are of other kinds, or a row cannot be read.
     """
+    options = replace(options, test_fraction=test_fraction)
+    if (given := splits_given(data, options)) is not None:
+        data_set, rows = hub_dataset(given, options, read, target)
+        return check(replace(data_set, name="your data")), rows
+    _refuse(options, "data.", type(data).__name__)
     if isinstance(data, list) and data and all(map(_split_of, data)):
         splits = [split for part in data if (split := _split_of(part)) is not None]
         return _of_clients(splits, test_fraction, read, target), None
@@ -125,6 +142,18 @@ def user_rows(
     return replace(data_set, how_read=(*data_set.how_read, *note)), held
 
 
+def _refuse(options: HubOptions, before: str, kind: str) -> None:
+    """Raise DataError if options for Hugging Face splits are stated for other data."""
+    defaults = replace(NONE_STATED, test_fraction=options.test_fraction)
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value != getattr(defaults, field.name):
+            raise DataError(
+                f"{before}{field.name} = {value!r} is about Hugging Face data sets, and the data "
+                f"are a {kind}: leave it out"
+            )
+
+
 def _lazy_pair(reader: MapRows) -> tuple[LazyRows, list[object]]:
     x = LazyRows.of(reader)
     check_repeatable(x)
@@ -132,39 +161,23 @@ def _lazy_pair(reader: MapRows) -> tuple[LazyRows, list[object]]:
 
 
 def _split_of(data: object) -> Split | None:
-    """Return the training set and the test set of ``train`` or ``(train, test)``; None if neither.
-
-    A Hugging Face data set becomes a data set of pairs.
-    """
+    """Return training and test set of ``train`` or ``(train, test)``; None if it is neither."""
     parts = data if isinstance(data, tuple) else (data,)
-    sets = [HubPairs.of(part) if is_hub(part) else part for part in parts]
-    if len(sets) not in {1, 2} or not all(map(is_map_style, sets)):
+    if len(parts) not in {1, 2} or not all(map(is_map_style, parts)):
         return None
-    train, test = (*sets, None)[:2]
+    train, test = (*parts, None)[:2]
     assert is_map_style(train)
     return train, test if is_map_style(test) and len(test) else None
 
 
-def _choice(readers: Sequence[MapRows], read: Read) -> tuple[bool, list[str]]:
+def _choice(readers: Sequence[MapRows], read: Read) -> tuple[bool, Notes]:
     """Return whether rows are read lazily, and a note on it for the user."""
     try:
-        rows = [LazyRows.of(reader) for reader in readers]
-        frozen = all(map(same_under_other_seeds, rows))
+        return choice([LazyRows.of(reader) for reader in readers], read, 2)
     except DataError:
         if read == "lazy":
             raise
-        return False, []  # reading all rows reports the error
-    size = sum(len(x) * x.source.row_bytes for x in rows)
-    how = f"{sum(map(len, rows)):,} rows, {in_words(size)}"
-    if read == "once":
-        lost = "; random transforms are drawn only once: data.read = 'lazy' draws them anew"
-        return False, [f"all rows are read into memory ({how}){'' if frozen else lost}"]
-    large = not fits(size, 2)
-    if read == "lazy" or large or not frozen:
-        reason = "they would fill more than a quarter of the memory" if large else ""
-        reason = reason or ("" if frozen else "random transforms are drawn anew at each read")
-        return True, [f"rows are read when they are used ({how}){reason and ': '}{reason}"]
-    return False, [f"all rows are read into memory ({how}); data.read = 'lazy' does not do so"]
+        return False, ()  # reading all rows reports the error
 
 
 def _of_clients(

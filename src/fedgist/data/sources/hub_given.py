@@ -1,0 +1,258 @@
+"""Hugging Face splits that are given in Python, as one data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedgist.core.target import NUMERIC, Target
+from fedgist.data.dataset import Dataset
+from fedgist.data.lazy_rows import Inputs, LazyRows, outline
+from fedgist.data.sources.hub_columns import HubColumns, HubOptions
+from fedgist.data.sources.hub_labels import class_names, clients_of, has_value, labels_of
+from fedgist.data.sources.hub_rows import HubReader, files_of, hub_inputs
+from fedgist.data.sources.hub_splits import HubPart, is_split, is_splits, split_of
+from fedgist.data.sources.image_pixels import size_of
+from fedgist.data.sources.labelled_rows import (
+    LabelledRows,
+    Values,
+    dataset,
+    held_out,
+    note_on_left_out,
+    refuse_fraction,
+)
+from fedgist.data.sources.read_modes import Read
+from fedgist.errors import DataError, listed
+
+_PAIR = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Splits that a user gave: of training rows, and of test rows.
+
+    They are those of each client if ``by_client``; ``names`` are the clients' names, if they have
+    any. ``unread`` are names of splits that are not used. ``unlabelled`` and ``ownerless`` are the
+    numbers of rows that were left out because they have no class, or no client.
+    """
+
+    name: str
+    train: tuple[HubPart, ...]
+    test: tuple[HubPart | None, ...]
+    by_client: bool = False
+    names: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    unlabelled: int = 0
+    ownerless: int = 0
+
+    @property
+    def tests(self) -> list[HubPart]:
+        """The splits of test rows that there are."""
+        return [part for part in self.test if part is not None]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user on splits and rows that are not used."""
+        text = "; data.train and data.test name the splits to read"
+        note = (f"splits that are not read: {listed(self.unread)}{text}",) if self.unread else ()
+        left_out = (*note_on_left_out(self.unlabelled), *note_on_left_out(self.ownerless, "client"))
+        return (*note, *left_out)
+
+
+def splits_given(data: object, options: HubOptions) -> Given | None:
+    """Return the splits in what a user gave; None if there is none of the library's.
+
+    ``data`` is a split, (train, test), a mapping of names to splits, or a list or a mapping of
+    these with a client each. A mapping with the name of the training split has splits, any other
+    has clients.
+
+    Raises
+    ------
+    DataError
+        If something else is among the splits, or a named split does not exist.
+    """
+    data = split_of(data)
+    if not any(map(is_split, _leaves(data))):
+        return None
+    if isinstance(data, list):
+        pairs = [(f"data: client {client}", part) for client, part in enumerate(data)]
+        return _of_clients(pairs, (), options)
+    if isinstance(data, Mapping) and not is_split(data) and _has_clients(data, options):
+        pairs = [(f"data: client {client!r}", part) for client, part in data.items()]
+        return _of_clients(pairs, tuple(map(str, data)), options)
+    return named_splits(data, "data", options)
+
+
+def hub_dataset(
+    given: Given,
+    options: HubOptions,
+    read: Read,
+    target: Target,
+    *,
+    classes: Sequence[str] = (),
+    stored: bool = False,
+) -> tuple[Dataset, Values | None]:
+    """Return splits as a data set, and which rows are held out as test rows, Booleans (rows,).
+
+    These are None without ``test_fraction``, and if each client has a split. ``classes`` are the
+    names of all classes in order. ``stored`` says that the splits are those of files, unchanged.
+
+    Raises
+    ------
+    DataError
+        If a column, a row or a label cannot be used.
+    """
+    columns = HubColumns.of(given.train[0], options, target)
+    for part in (*given.train[1:], *given.tests):
+        columns.expect(part)
+    if given.by_client and columns.client is not None:
+        raise DataError(f"data has a split for each client: leave out client = {columns.client!r}")
+    size = size_of(options.image_size)
+    readers = [HubReader.of(given.name, given.train, columns, size, options.missing)]
+    readers += [readers[0].over(f"{given.name}: test", given.tests)] if given.tests else []
+    if stored:
+        readers = [replace(reader, files=files_of(reader.parts)) for reader in readers]
+    inputs, how_read = hub_inputs(readers, read, 1 if stored else 2)
+    train = labelled(given.train, inputs[0], columns, target)
+    held = _held_out(given, train, options.test_fraction)
+    if given.tests:
+        parts = train, labelled(given.tests, inputs[1], columns, target)
+    else:
+        parts = train.take(~held), train.take(held)
+    own = class_names([*given.train, *given.tests], columns, target)
+    names = own if target in NUMERIC else classes or own
+    data = dataset(given.name, *parts, classes=names, missing=options.missing, target=target)
+    notes = (*given.notes, *columns.notes, *readers[0].notes, *data.notes)
+    data = replace(_with_clients(data, given, held), notes=notes, how_read=how_read)
+    is_drawn = options.test_fraction is not None and not given.by_client
+    return data, held if is_drawn else None
+
+
+def with_a_class(given: Given, columns: HubColumns) -> Given:
+    """Return the splits without the rows that have no class."""
+    kept, count = _with_a_value(given, columns.labels[0])
+    return replace(kept, unlabelled=count)
+
+
+def with_a_client(given: Given, columns: HubColumns) -> Given:
+    """Return the splits without the rows that have no client."""
+    if columns.client is None:
+        return given
+    kept, count = _with_a_value(given, columns.client)
+    return replace(kept, ownerless=count)
+
+
+def _with_a_value(given: Given, column: str) -> tuple[Given, int]:
+    """Return the splits without the rows in which a column is missing, and the number of these."""
+    train = tuple(_part_with_a_value(part, column) for part in given.train)
+    test = tuple(None if part is None else _part_with_a_value(part, column) for part in given.test)
+    count = sum(map(len, given.train)) + sum(map(len, given.tests))
+    kept = replace(given, train=train, test=tuple(part or None for part in test))
+    return kept, count - sum(map(len, train)) - sum(map(len, kept.tests))
+
+
+def _part_with_a_value(part: HubPart, column: str) -> HubPart:
+    rows = has_value(part, column)
+    return (
+        part if rows.all() else replace(part, split=part.split.select(rows.nonzero()[0].tolist()))
+    )
+
+
+def labelled(
+    parts: Sequence[HubPart], x: Inputs, columns: HubColumns, target: Target
+) -> LabelledRows:
+    """Return the rows of some splits, one after the other, with their labels and clients."""
+    labels = np.concatenate([labels_of(part, columns, target) for part in parts])
+    names = [clients_of(part, columns) for part in parts]
+    clients = [part for part in names if part is not None]
+    lazy = x if isinstance(x, LazyRows) else None
+    return LabelledRows(outline(x), labels, np.concatenate(clients) if clients else None, lazy)
+
+
+def _held_out(given: Given, train: LabelledRows, fraction: float | None) -> Values:
+    """Return which training rows are test rows, Booleans (rows,); a share of each client's."""
+    if fraction is None:
+        return np.zeros(len(train.labels), dtype=bool)
+    if given.tests:
+        refuse_fraction(fraction, "a client has test rows" if given.by_client else "data= has some")
+    ends = np.cumsum([len(part) for part in given.train])[:-1]
+    return np.concatenate([held_out(own, fraction) for own in np.split(train.labels, ends)])
+
+
+def _with_clients(data: Dataset, given: Given, held: Values) -> Dataset:
+    """Return the data with the client of each row, if each client has a split."""
+    if not given.by_client:
+        return data
+    owner = np.repeat(np.arange(len(given.train)), [len(part) for part in given.train])
+    tests = [0 if part is None else len(part) for part in given.test]
+    tested = np.repeat(np.arange(len(tests)), tests) if given.tests else owner[held]
+    clients, clients_test = (torch.from_numpy(own) for own in (owner[~held], tested))
+    own_tests = clients_test if len(clients_test) else None
+    return replace(data, clients=clients, clients_test=own_tests, client_names=given.names)
+
+
+def _of_clients(
+    parts: Sequence[tuple[str, object]], names: tuple[str, ...], options: HubOptions
+) -> Given:
+    if len(set(names)) < len(names):
+        raise DataError(f"data names a client twice: {listed(names)}")
+    clients = [named_splits(part, name, options) for name, part in parts]
+    unread = dict.fromkeys(name for client in clients for name in client.unread)
+    train = tuple(part for client in clients for part in client.train)
+    test = tuple(part for client in clients for part in client.test)
+    return Given("data", train, test, by_client=True, names=names, unread=tuple(unread))
+
+
+def named_splits(data: object, name: str, options: HubOptions) -> Given:
+    """Return a split, (train, test), or a mapping of names to splits, as one client's splits.
+
+    ``name`` begins error messages.
+
+    Raises
+    ------
+    DataError
+        If the mapping lacks a split, or something else is among the splits.
+    """
+    data = split_of(data)
+    pairs, unread = [(name, data)], tuple[str, ...]()
+    if isinstance(data, Mapping) and not is_split(data):
+        chosen = [options.train, options.test or ("test" if "test" in data else None)]
+        if lost := [split for split in chosen if split is not None and split not in data]:
+            raise DataError(
+                f"{name} has no split {lost[0]!r}; it has {listed(map(str, data))}: name the "
+                "splits by data.train and data.test, or give two of them, (train, test)"
+            )
+        unread = tuple(str(split) for split in data if split not in chosen)
+        pairs = [(f"{name}: {split}", data[split]) for split in chosen if split is not None]
+    elif isinstance(data, tuple):
+        pairs = [(f"{name}: {'test' if i else 'train'}", part) for i, part in enumerate(data)]
+    parts = [(about, split_of(part)) for about, part in pairs]
+    splits = [HubPart(about, part) for about, part in parts if is_split(part)]
+    if len(splits) < len(parts) or len(splits) > _PAIR:
+        raise DataError(
+            f"{name} mixes Hugging Face splits with other objects; it must be a split, "
+            "(train, test), or a mapping of names to splits"
+        )
+    test = splits[1] if len(splits) == _PAIR and len(splits[1]) else None
+    only = replace(splits[0], name=name) if len(splits) == 1 else splits[0]
+    return Given(name, (only,), (test,), unread=unread)
+
+
+def _has_clients(data: Mapping[str, object], options: HubOptions) -> bool:
+    """Return whether a mapping has a client for each name, not a split: the library's never has."""
+    return options.train not in data and not is_splits(data)
+
+
+def _leaves(data: object) -> Iterator[object]:
+    """Yield the objects in a list, a tuple or a mapping, and in its tuples and mappings."""
+    for part in data if isinstance(data, list) else _entries(data):
+        yield from map(split_of, _entries(split_of(part)))
+
+
+def _entries(data: object) -> Iterable[object]:
+    if isinstance(data, Mapping):
+        return data.values()
+    return data if isinstance(data, tuple) else (data,)
