@@ -234,7 +234,8 @@ def test_columns_are_named_by_the_recipe_and_clients_are_its_sites() -> None:
     rows = rows.rename_column("label", "kind")
     named = {"label": "kind", "features": ["v"], "client": "site"}
     recipe = {**SMALL, "data": named, "partition": {"name": "natural"}}
-    result = fedgist.run(recipe, data=(rows, rows))
+    with pytest.warns(UserWarning, match="neither input nor label: image"):
+        result = fedgist.run(recipe, data=(rows, rows))
     parts = result.world.partition
     assert parts.names == ("a", "b", "c")
     assert [parts.train[i].tolist() for i in range(3)] == [[1, 4, 7], [0, 2, 3, 5], [6]]
@@ -367,13 +368,13 @@ def test_a_random_transform_is_drawn_anew_and_repeats_with_its_seed() -> None:
     data = given(images().with_transform(noisy), "auto")
     assert torch.equal(before, torch.random.get_rng_state())
     assert data.lazy is not None
-    assert "random transforms are drawn anew at each read" in "".join(data.notes)
+    assert "random transforms are drawn anew at each read" in "".join(data.how_read)
     rows = torch.tensor([0, 0, 3])
     first, second = (data.lazy.read(rows, torch.tensor([1, 2, 1])) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first[0], first[1])
     once = given(images().with_transform(noisy), "once")
-    assert "random transforms are drawn only once" in "".join(once.notes)
+    assert "random transforms are drawn only once" in "".join(once.how_read)
 
 
 def test_labels_that_a_transform_changes_are_those_of_its_rows() -> None:

@@ -64,29 +64,8 @@ def read_data(
             )
         data = with_classes(check(own, section.missing_labels), section.classes)
     else:
-        check_named("data", section.name, "data=")
-        with modules_from(code):
-            source = data_source(section.name)
-        data = load_data(
-            section.name,
-            root=root,
-            classes=section.classes,
-            seed=seed,
-            read=section.read,
-            source=source,
-            words=None if section.words is None else Reading(**section.words.model_dump()),
-            target=target,
-            missing_labels=section.missing_labels,
-            missing_clients=section.missing_clients,
-            secret=secret,
-            unlisted=unlisted,
-            **section.options,
-        )
-    if private:
-        short = in_float32(data.x), in_float32(data.x_test), in_float32(data.y)
-        data = replace(
-            data, x=short[0], x_test=short[1], y=short[2], y_test=in_float32(data.y_test)
-        )
+        data = _of_source(section, seed, root, target, code, secret, unlisted)
+    data = _in_float32(data) if private else data
     data = with_moments(data, section.normalize, section.mean, section.std)
     data = replace(data, notes=(*data.notes, *notes_on_names(data, section.classes)))
     data = _some(section, seed, data)
@@ -94,6 +73,43 @@ def read_data(
     if section.ranges:
         with_stated_ranges(data.columns, section.ranges, data.name)
     return data
+
+
+def _of_source(
+    section: Data,
+    seed: int,
+    root: Path | None,
+    target: Target | None,
+    code: str | None,
+    secret: int | None,
+    unlisted: Unlisted,
+) -> Dataset:
+    """Return the data source of ``[data]``, as :func:`read_data` does."""
+    check_named("data", section.name, "data=")
+    with modules_from(code):
+        source = data_source(section.name)
+    return load_data(
+        section.name,
+        root=root,
+        classes=section.classes,
+        seed=seed,
+        read=section.read,
+        source=source,
+        words=None if section.words is None else Reading(**section.words.model_dump()),
+        target=target,
+        missing_labels=section.missing_labels,
+        missing_clients=section.missing_clients,
+        secret=secret,
+        unlisted=unlisted,
+        **section.options,
+    )
+
+
+def _in_float32(data: Dataset) -> Dataset:
+    """Return the data in float32, whatever the rows are."""
+    names = ("x", "x_test", "y", "y_test")
+    x, x_test, y, y_test = (in_float32(getattr(data, name)) for name in names)
+    return replace(data, x=x, x_test=x_test, y=y, y_test=y_test)
 
 
 def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> None:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ def no_array(file: Path, name: str, stored: list[str]) -> DataError:
     return DataError(f"{file.name} has no array {name!r}; it holds {names}")
 
 
-def exact_type(kind: np.dtype[Any]) -> type[np.floating[Any]]:
+def exact_type(kind: np.dtype[np.generic]) -> type[np.float32 | np.float64]:
     """Return the type that holds numbers of a type exactly: float32, or float64 for long ones."""
     short = kind.itemsize <= (2 if kind.kind in "iu" else 4)
     return np.float32 if short else np.float64

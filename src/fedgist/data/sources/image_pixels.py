@@ -15,6 +15,7 @@ from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.errors import DataError
 
+Picture = Any  # an image of pillow, which may not be installed
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")
 MOST_PIXELS = 2048 * 2048  # largest first image that may set the size of all others
@@ -76,7 +77,7 @@ def plausible_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[
     return size
 
 
-def losses_of(image: Any) -> list[str]:
+def losses_of(image: Picture) -> list[str]:
     """Return what the 8 bits of one or three channels do not hold of a PIL image."""
     deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
     alpha = image.mode in _ALPHA or "transparency" in image.info
@@ -88,13 +89,13 @@ def losses_of(image: Any) -> list[str]:
     return [loss for loss, is_lost in losses.items() if is_lost]
 
 
-def upright_size(image: Any) -> tuple[int, ...]:
+def upright_size(image: Picture) -> tuple[int, ...]:
     """Return the height and the width of a PIL image as it is shown."""
     size: tuple[int, ...] = image.size
     return size if _orientation(image) in _ON_THEIR_SIDE else size[::-1]
 
 
-def _orientation(image: Any) -> int:
+def _orientation(image: Picture) -> int:
     """Return how a camera says that it was held, from 1 (upright) to 8: EXIF's tag 274."""
     try:
         return int(image.getexif().get(_EXIF_ORIENTATION, _UPRIGHT))
@@ -102,7 +103,7 @@ def _orientation(image: Any) -> int:
         return _UPRIGHT
 
 
-def _upright(image: Any) -> Any:
+def _upright(image: Picture) -> Picture:
     """Return a PIL image as it is shown, turned or mirrored as its EXIF tag says."""
     method = _TURNS.get(_orientation(image))
     return image if method is None else image.transpose(method)
@@ -114,7 +115,7 @@ def is_grey(mode: str) -> bool:
 
 
 def pixels(
-    image: Any, size: tuple[int, ...] | None, subject: str, channels: int | None = None
+    image: Picture, size: tuple[int, ...] | None, subject: str, channels: int | None = None
 ) -> Values:
     """Return a PIL image as uint8 (channels, height, width).
 

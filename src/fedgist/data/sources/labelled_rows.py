@@ -281,8 +281,6 @@ def dataset(
     if not len(train.x) or not train.x[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
     names, (y, y_test) = _labels(name, train, test, classes, target)
-    if missing == "mean" and train.lazy is not None:
-        raise DataError(f"{name}: missing = 'mean' needs all rows in memory: data.read = 'once'")
     x, x_test = narrowed(train.x, test.x)
     fill = means(name, x) if missing == "mean" else None
     x, x_test = fill_in(x, fill), fill_in(x_test, fill)
@@ -333,6 +331,8 @@ def _labels(
 
 def means(name: str, x: Tensor) -> Tensor:
     """Return the mean (*shape) over the rows of ``x`` (rows, *shape), ignoring NaN."""
+    if x.is_meta:
+        raise DataError(f"{name}: missing = 'mean' needs all rows in memory: data.read = 'once'")
     mean = x.nanmean(0, dtype=torch.float64).to(x.dtype) if x.is_floating_point() else x[0].float()
     if bool((empty := mean.isnan().flatten()).any()):
         raise DataError(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -158,7 +157,8 @@ class GroupRows:
         types = need("pyarrow.types", _NEED)
         for name in columns:
             kind = schema.field(name).type
-            if not any(is_kind(kind) for is_kind in (*_numeric(types), types.is_boolean)):
+            numeric = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
+            if not any(is_kind(kind) for is_kind in numeric):
                 nested = types.is_nested(kind) or types.is_binary(kind)
                 cure = "" if nested else ", or use data.name = 'table'"
                 raise DataError(
@@ -205,10 +205,6 @@ class GroupRows:
             for name in self.columns
         ]
         return np.stack(parts, axis=1)
-
-
-def _numeric(types: Any) -> tuple[Callable[[object], bool], ...]:
-    return types.is_integer, types.is_floating, types.is_decimal
 
 
 def _columns(file: Path, names: list[str]) -> Values:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedgist.data.sources.array_file import exact_type
 from fedgist.data.sources.labelled_rows import Values, as_texts, whole_numbers
-from fedgist.data.sources.table_file import TableFrame, without_row_numbers
+from fedgist.data.sources.table_file import Table, TableFrame, without_row_numbers
 from fedgist.data.sources.tabular import column_of
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, first_line
@@ -129,7 +129,7 @@ def table_of(frame: Any, subject: str) -> TableFrame:
     return without_row_numbers(TableFrame(subject, named, untyped=False, is_file=False))
 
 
-def index_of(value: Any) -> Any:
+def index_of(value: Table) -> Table:
     """Return the index of a pandas frame or series, or None."""
     return value.index if is_frame(value) or _is_pandas(value, "Series") else None
 

@@ -26,6 +26,7 @@ from fedgist.data.sources.optional_packages import need
 from fedgist.data.table_columns import MISSING_SIGNS, TABLE_FORM, TableForm
 from fedgist.errors import DataError, first_line, listed
 
+Table = Any  # of pandas or pyarrow, which may not be installed
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _NUMERIC = "iufb"
 _MOST_COLUMNS = 100_000
@@ -48,7 +49,7 @@ class TableFrame:
     """
 
     name: str
-    frame: Any
+    frame: Table
     untyped: bool
     is_file: bool = True
     signs: tuple[str, ...] = MISSING_SIGNS
@@ -91,15 +92,15 @@ def load_table(file: Path, form: TableForm = TABLE_FORM) -> TableFrame:
     return without_row_numbers(TableFrame(file.name, frame, untyped, signs=form.signs))
 
 
-def _pandas() -> Any:
+def _pandas() -> Table:
     return need("pandas", _NEED.format("pandas"))
 
 
-def _pyarrow(module: str) -> Any:
+def _pyarrow(module: str) -> Table:
     return need(module, _NEED.format("pyarrow"))
 
 
-def _parquet(file: Path, _: TableForm) -> Any:
+def _parquet(file: Path, _: TableForm) -> Table:
     """Read a few rows at a time, because a kilobyte can hold millions of equal rows."""
     expect_format(file, PARQUET, PARQUET)
     with _pyarrow("pyarrow.parquet").ParquetFile(file) as opened:
@@ -119,13 +120,13 @@ def _parquet(file: Path, _: TableForm) -> Any:
     return _frame(file, whole)
 
 
-def _frame(file: Path, arrow: Any) -> Any:
+def _frame(file: Path, arrow: Table) -> Table:
     cells = arrow.num_rows * arrow.num_columns
     check_memory(arrow.nbytes + _BYTES_OF_A_CELL * cells, f"{file.name} with {cells} cells")
     return arrow.replace_schema_metadata(None).to_pandas()
 
 
-def _text_file(file: Path, form: TableForm) -> Any:
+def _text_file(file: Path, form: TableForm) -> Table:
     """Read all cells as text with pyarrow, because pandas silently fills short rows."""
     content = _content(file)
     csv = _pyarrow("pyarrow.csv")
@@ -158,20 +159,20 @@ def _content(file: Path) -> bytes | bytearray:
     return content
 
 
-def _arff(file: Path, _: TableForm) -> Any:
+def _arff(file: Path, _: TableForm) -> Table:
     """Read a table of Weka, whose columns are numbers or have values."""
     frame = _pandas().DataFrame(read_arff(file))
     texts_in = [name for name in frame.columns if frame[name].dtype == object]
     return frame.astype(dict.fromkeys(texts_in, "category"))
 
 
-def _stata(file: Path, _: TableForm) -> Any:
+def _stata(file: Path, _: TableForm) -> Table:
     """Read a table of Stata; columns with labelled values are categories."""
     check_memory(_TIMES_AS_TEXT * regular(file).stat().st_size, file.name)
     return _pandas().read_stata(file)
 
 
-_READERS: Mapping[str, Callable[[Path, TableForm], Any]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[Path, TableForm], Table]] = MappingProxyType(
     {".csv": _text_file, ".tsv": _text_file, ".parquet": _parquet, ".arff": _arff, ".dta": _stata}
 )
 

@@ -136,50 +136,58 @@ def table(
         town = ["Bonn", "Ulm"]
     """
     form = TableForm.of(sep, missing_signs or ())
-    reading = _Reading(
-        label_columns(label, target), target, classes, client, missing_labels, missing_clients
-    )
-    whole = reading.usable(load_table(existing(path), form))
-    mask = _test_rows(whole, reading, test, test_fraction)
-    by_column = test is None or str(test) in whole.frame.columns
-    train, held = whole.take(~mask), whole.take(mask)
-    if not by_column:
-        held = reading.usable(load_table(existing(test or ""), form))
+    labels = label_columns(label, target)
+    reading = _Reading(form, labels, target, classes, client, missing_labels, missing_clients)
+    whole, train, held = reading.parts(path, test, test_fraction)
     beside = annotations or []
-    marks = (client, str(test) if test and by_column else None)
-    aside = [*reading.labels, *(name for name in marks if name), *beside]
+    marks = (client, str(test) if str(test) in whole.frame.columns else None)
+    aside = [*labels, *(name for name in marks if name), *beside]
     expect(whole, [*aside, *(ignore or [])])
-    expect(held, reading.labels)
     gaps: _Gaps = missing if unlisted == "refuse" else "any"
     used, of_columns = _feature_columns(train, aside, ignore, columns, kinds or {})
-    numbered = is_number(whole, reading.labels[0])
+    numbered = is_number(whole, labels[0])
     _room(whole.name, len(train.frame) + len(held.frame), used)
     train_rows, test_rows = (
         LabelledRows(
             encode(part, used, missing=gaps),
-            labels_of(part, reading.labels, target, numbered=numbered),
+            labels_of(part, labels, target, numbered=numbered),
             _clients(part, client),
         )
         for part in (train, held)
     )
-    names = reading.labels if target in NUMERIC else classes
+    names = labels if target in NUMERIC else classes
     data = dataset(train.name, train_rows, test_rows, classes=names, missing=missing, target=target)
     numbers = encode(train, [Column(name) for name in beside], missing=gaps).T.float()
-    further = dict(zip(beside, numbers, strict=True))
     notes = tuple(dict.fromkeys((*data.notes, *whole.notes, *held.notes, *of_columns)))
-    return replace(with_columns(data, used), annotations=further, notes=notes, form=form)
+    return replace(
+        with_columns(data, used),
+        annotations=dict(zip(beside, numbers, strict=True)),
+        notes=notes,
+        form=form,
+    )
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Which columns of a table are labels and clients, and what is done about empty ones."""
+    """How a table is read: which columns are labels and clients, and what becomes of empty ones."""
 
+    form: TableForm
     labels: list[str]
     target: Target
     classes: Sequence[str]
     client: str | None
     missing_labels: MissingLabels
     missing_clients: MissingClients
+
+    def parts(
+        self, path: str | Path, test: str | Path | None, test_fraction: float | None
+    ) -> tuple[TableFrame, TableFrame, TableFrame]:
+        """Return the rows of a file that are used, and its training rows and test rows."""
+        whole = self.usable(load_table(existing(path), self.form))
+        mask = _test_rows(whole, self, test, test_fraction)
+        if test is None or str(test) in whole.frame.columns:
+            return whole, whole.take(~mask), whole.take(mask)
+        return whole, whole, self.usable(load_table(existing(test), self.form))
 
     def usable(self, rows: TableFrame) -> TableFrame:
         """Return the rows with a client and a label, with a note on those that are left out."""

@@ -135,9 +135,7 @@ def text_dataset(source: SplitTexts, reading: Reading, target: Target = "words")
     places = (len(train.texts) + len(test.texts)) * length
     check_memory(_BYTES * places, name, "take a smaller data.words.length")
     (x, y), (x_test, y_test) = (_numbers(texts, length) for texts in numbered)
-    empty = sum(
-        len(a.texts) - len(b.texts) for a, b in ((source.train, train), (source.test, test))
-    )
+    empty = len(source.train.texts) + len(source.test.texts) - len(x) - len(x_test)
     notes = (*source.notes, *note_on_empty(empty), *_note_on_cut(numbered, length, target))
     names = vocabulary.words
     if target != "words":
