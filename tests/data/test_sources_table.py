@@ -65,12 +65,12 @@ def test_columns(tmp_path: Path) -> None:
     [
         (
             "2021-03-{}",
-            "holds dates .'2021-03-1'.; name it in ignore, replace it with numbers, or say",
+            "holds dates .'2021-03-1'.; name it in data.ignore, replace it with numbers, or say",
         ),
         ("{}/4/2021 10:30", "holds dates .'1/4/2021 10:30'."),
         (
             "case {}",
-            "holds 28 different texts, more than 20, like names or identifiers; name it in ig",
+            "holds 28 different texts, more than 20, like names or identifiers; name it in data.ig",
         ),
     ],
 )

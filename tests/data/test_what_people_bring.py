@@ -5,10 +5,13 @@ Each case was seen in a public bug report or a data file. The properties draw ne
 
 from __future__ import annotations
 
+import ast
 import decimal
 import gzip
 import json
+import re
 import struct
+import tomllib
 import unicodedata
 import zlib
 from collections.abc import Mapping
@@ -33,6 +36,7 @@ from fedgist.data.sources.in_memory import in_memory
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading, SplitTexts, Texts, text_dataset
 from fedgist.data.sources.unlabelled import read_examples
+from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import read_vocabulary, vocabulary_of, words_of
 from fedgist.errors import DataError
 
@@ -124,6 +128,59 @@ def test_texts_that_mean_numbers_are_named(tmp_path: Path, cells: list[str], say
 
 
 @QUICK
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=9, unique=True), st.data())
+def test_numbered_names_are_categories(
+    tmp_path: Path, numbers: list[int], data: st.DataObject
+) -> None:
+    # seen: '2. Married' of ISLP's Wage.csv was refused as a number with a unit
+    words = data.draw(st.lists(st.from_regex(r"[A-Z][a-z]{1,8}", fullmatch=True), min_size=9))
+    cells = [f"{number}. {word}" for number, word in zip(numbers, words, strict=False)]
+    columns: dict[str, Any] = {"a": cells, "y": [i % 2 for i in range(len(cells))]}
+    (column,) = read(csv(tmp_path / "t.csv", columns)).columns
+    assert column.categories == tuple(sorted(cells))
+
+
+@QUICK
+@given(
+    st.lists(st.from_regex(r"[a-zé]{1,5}[. ()-][a-z]{1,5}", fullmatch=True), min_size=1, max_size=3)
+)
+def test_the_setting_that_an_error_proposes_works_for_any_name(
+    tmp_path: Path, names: list[str]
+) -> None:
+    # seen: data.kinds.ph.ecog = 'categories' (of lifelines' lung.csv) sets a table 'ph'
+    name = names[0]
+    path = csv(tmp_path / "t.csv", {name: ["1:30", "2:30"], "y": [0, 1]})
+    with pytest.raises(DataError) as error:
+        read(path)
+    proposed = tomllib.loads(str(error.value).partition("categories: ")[2])
+    assert proposed == {"data": {"kinds": {name: "categories"}}}
+    assert read(path, **proposed["data"]).x.tolist() == [[1, 0], [0, 1]]
+
+
+@QUICK
+@given(st.lists(st.sampled_from(ODD), min_size=1, max_size=4))
+def test_all_signs_are_proposed_at_once(tmp_path: Path, odd: list[str]) -> None:
+    # seen: the year of bokeh's elements.csv is 'Ancient', its group is '-', in an error of its own
+    cells = [*odd, *range(len(odd) + 1)]
+    columns = {"a": [f'"{cell}"' for cell in cells], "y": [i % 2 for i in range(len(cells))]}
+    path = csv(tmp_path / "t.csv", columns)
+    with pytest.raises(DataError, match=r"name the column in data.ignore") as error:
+        read(path)
+    signs = re.search(r"data.missing_signs = (\[.*?\])", str(error.value))
+    assert signs is not None
+    assert read(path, missing="mean", missing_signs=ast.literal_eval(signs[1])).x.shape[1] == 1
+
+
+def test_many_signs_are_not_proposed(tmp_path: Path) -> None:
+    # seen: elements.csv has 30 masses in brackets; a list of them is no cure
+    cells = [*(f"[{i}]" for i in range(30)), *range(31)]
+    path = csv(tmp_path / "t.csv", {"a": cells, "y": [i % 2 for i in range(61)]})
+    with pytest.raises(DataError, match=r"name the column in data.ignore, or say") as error:
+        read(path)
+    assert "missing_signs" not in str(error.value)
+
+
+@QUICK
 @given(
     st.lists(
         st.sampled_from(["1", "2.5", "x", "ja", "nein", "", "10:30", "5 kg", *map(str, range(30))]),
@@ -196,9 +253,11 @@ def test_nested_cells_are_refused(tmp_path: Path, cells: list[object]) -> None:
     with pytest.raises(DataError, match=r"the column 'a' holds a .* in each cell; leave it out"):
         in_memory((frame[["a"]], [0, 1]))
     frame.to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"the column 'a' holds a .* in each cell; name it in ign"):
+    with pytest.raises(
+        DataError, match=r"the column 'a' holds a .* in each cell; name it in data.ignore"
+    ):
         read(tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"'a' holds .*, not numbers; name it in ignore$"):
+    with pytest.raises(DataError, match=r"'a' holds .*, not numbers; name it in data.ignore$"):
         load_data("parquet", path=tmp_path / "t.parquet", label="y")
 
 
@@ -327,6 +386,10 @@ def test_forms_of_tables(tmp_path: Path) -> None:
         "@relation r\n@attribute a numeric\n@attribute town {Bonn,Ulm}\n@attribute y {i,w}\n@data\n"
         "1.5,Ulm,i\n2.5,Bonn,w\n3.5,Ulm,i\n"
     )
+    (tmp_path / "codes.arff").write_text(
+        "@relation r\n@attribute code {0,1}\n@attribute y {i,w}\n@data\n0,i\n1,w\n"
+    )  # seen: the values in braces of scikit-survival's whas500.arff were read as numbers
+    assert read(tmp_path / "codes.arff").columns == (Column("code", ("0", "1"), found=True),)
     for path in (packed, tmp_path / "t.dta", tmp_path / "t.arff"):
         data = read(path)
         assert (data.x.tolist(), data.y.tolist()) == (plain.x.tolist(), plain.y.tolist())

@@ -6,6 +6,7 @@ are numbers, the column is numeric, and any other cell is an error.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fedgist.data.sources.table_file import TableFrame, is_missing, reals, texts
 from fedgist.errors import DataError
 
 MOST_CATEGORIES = 20  # more texts in a column are names, identifiers or free text
+_LONGEST = 80  # signs of a missing number that an error proposes, in characters
 _NUMERIC = "iuf"
 #: Texts that mean a number or a time, but are none that can be computed with.
 _FORMS: Mapping[str, re.Pattern[str]] = MappingProxyType(
@@ -36,7 +38,7 @@ _FORMS: Mapping[str, re.Pattern[str]] = MappingProxyType(
         ),
         "amounts of money": re.compile(r"[-+]?[$€£¥] ?\d[\d.,]*|\d[\d.,]* ?[$€£¥]", re.ASCII),
         "numbers with a unit": re.compile(
-            r"[-+]?\d[\d.,]* ?(?!(st|nd|rd|th)$)[A-Za-zµμΩ°²³/]{1,10}"
+            r"[-+]?\d([\d.,]*\d)? ?(?!(st|nd|rd|th)$)[A-Za-zµμΩ°²³/]{1,10}"
         ),
     }
 )
@@ -115,7 +117,7 @@ def _number_texts(table: TableFrame, name: str, cells: Values) -> Numbers:
         cure = (
             "give it as categories (.astype('category')) or as numbers (.astype(float))"
             if not table.is_file
-            else f"say which: data.kinds.{name} = 'number' or 'categories'"
+            else f"say which: {_stated(name, 'number')} or {_stated(name, 'categories')}"
         )
         raise DataError(
             f"{table.name}: the column {name!r} holds texts of digits with leading zeros "
@@ -131,14 +133,15 @@ def _odd_cell(
     odd = np.flatnonzero(given & ~numeric)
     cell, row = str(cells[odd[0]]), table.frame.index[odd[0]] + 1
     place = f"row {row} below the header" if table.is_file else f"row {row - 1} (counted from 0)"
-    ways = (
-        f"replace it, or name it a sign of a missing one: data.missing_signs = [{cell.strip()!r}]"
-    )
+    ways = "replace such cells, name the column in data.ignore"
+    signs = str(list(dict.fromkeys(text.strip() for text in cells[odd])))
+    if len(signs) <= _LONGEST:
+        ways += f", name them signs of a missing number: data.missing_signs = {signs}"
     if not table.is_file:
         ways = "replace it by a number or NaN"
     return DataError(
         f"{table.name}: all but {len(odd)} of {int(given.sum())} cells of the column {name!r} are "
-        f"numbers; {place} holds {cell!r:.80}: {ways}; or {_stated_categories(table, name)}"
+        f"numbers; {place} holds {cell!r:.80}: {ways}, or {_stated_categories(table, name)}"
     )
 
 
@@ -162,7 +165,7 @@ def _why_no_categories(cells: Values) -> str:
 
 def _no_kind(table: TableFrame, name: str, problem: str) -> DataError:
     """Return the error about a column that is neither numbers nor categories, with the ways out."""
-    way = "leave it out of the data frame" if not table.is_file else "name it in ignore"
+    way = "leave it out of the data frame" if not table.is_file else "name it in data.ignore"
     return DataError(
         f"{table.name}: the column {name!r} holds {problem}; {way}, replace it with numbers, or "
         f"{_stated_categories(table, name)}"
@@ -172,4 +175,11 @@ def _no_kind(table: TableFrame, name: str, problem: str) -> DataError:
 def _stated_categories(table: TableFrame, name: str) -> str:
     if not table.is_file:
         return "make it categories (.astype('category'))"
-    return f"say that they are categories: data.kinds.{name} = 'categories'"
+    return f"say that they are categories: {_stated(name, 'categories')}"
+
+
+def _stated(name: str, kind: str) -> str:
+    """Return the setting that says what a column is, in TOML, also if a dot is in its name."""
+    if re.fullmatch(r"[\w-]+", name, re.ASCII):
+        return f"data.kinds.{name} = {kind!r}"
+    return f"data.kinds = {{{json.dumps(name, ensure_ascii=False)} = {kind!r}}}"

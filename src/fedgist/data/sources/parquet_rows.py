@@ -163,7 +163,7 @@ class GroupRows:
                 cure = "" if nested else ", or use data.name = 'table'"
                 raise DataError(
                     f"{file.name}: the column {name!r} holds {kind}, not numbers; name it in "
-                    f"ignore{cure}"
+                    f"data.ignore{cure}"
                 )
         return GroupRows(file, tuple(columns), (0, *itertools.accumulate(counts)))
 

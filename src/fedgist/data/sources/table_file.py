@@ -162,7 +162,7 @@ def _content(file: Path) -> bytes | bytearray:
 def _arff(file: Path, _: TableForm) -> Table:
     """Read a table of Weka, whose columns are numbers or have values."""
     frame = _pandas().DataFrame(read_arff(file))
-    texts_in = [name for name in frame.columns if frame[name].dtype == object]
+    texts_in = [name for name in frame.columns if frame[name].dtype.kind not in _NUMERIC]
     return frame.astype(dict.fromkeys(texts_in, "category"))
 
 

@@ -246,7 +246,7 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
     """Return the shape of the encoded rows; raise DataError if memory is too small."""
     width = sum(len(column.inputs) for column in columns)
     subject = f"{name} with {rows} rows of {width} numbers and categories"
-    check_memory(8 * rows * width, subject, "name columns with many categories in ignore")
+    check_memory(8 * rows * width, subject, "name columns with many categories in data.ignore")
     return rows, width
 
 
