@@ -25,8 +25,8 @@ from fedgist.report.comparison import study
 from fedgist.report.mean_counts import part_of_run
 from fedgist.report.run_tables import overview
 from fedgist.runs.columns import ACCURACY, of_all
-from fedgist.runs.divergence import NOT_FINITE
 from fedgist.runs.finished.run_reader import read_run
+from fedgist.runs.lost_models import NOT_FINITE
 from fedgist.studies.tune import Tuner
 
 CLIENTS, ROWS = 4, 6

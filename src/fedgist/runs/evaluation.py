@@ -32,7 +32,7 @@ from fedgist.runs.columns import (
     over_clients,
     over_models,
 )
-from fedgist.runs.divergence import NOT_FINITE
+from fedgist.runs.lost_models import NOT_FINITE
 from fedgist.runs.record import Line
 from fedgist.training.inference import rows_at_once
 from fedgist.world.data import check_moments

@@ -31,7 +31,7 @@ from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.engines.sharding import merged
 from fedgist.errors import TooFewRepliesError
-from fedgist.runs import divergence, evaluation
+from fedgist.runs import divergence, evaluation, lost_models
 from fedgist.runs.central_privacy import add_central_noise, hides_absence
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.columns import EPSILON
@@ -331,8 +331,8 @@ class Federation:
         splits += [("validation", "validation")] if self.side.holds_out else []
         details = []
         for column, split in splits:
-            scores = divergence.without_lost(self.engine.score(ctx, orders, downs, split))
-            divergence.add(line, divergence.lost_clients(scores, self.side.client_names))
+            scores = lost_models.without_lost(self.engine.score(ctx, orders, downs, split))
+            divergence.add(line, lost_models.lost_clients(scores, self.side.client_names))
             line |= evaluation.columns(scores, column)
             if column == "client":
                 line |= evaluation.unscored(scores, self.side.client_names)
