@@ -235,8 +235,10 @@ def row(file: RealFile, folder: Path) -> tuple[str, ...]:
 
 
 def ok(used: Sequence[bool]) -> str:
-    """Return whether all commands after a run ended well."""
-    return "yes" if all(used) else f"no: {used}"
+    """Return whether all commands after a run ended well, and which did not."""
+    names = ("predict", "evaluate") * len(METHODS) + ("report",)
+    failed = [name for name, well in zip(names, used, strict=True) if not well]
+    return f"no: {', '.join(dict.fromkeys(failed))}" if failed else "yes"
 
 
 def fixed(file: RealFile) -> tuple[str, str]:
