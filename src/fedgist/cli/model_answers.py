@@ -145,6 +145,7 @@ def _say_score(data: Path, world: World, model: ClientModel, examples: Tensor | 
         if y is None:
             return
         x = encoded_texts(examples, world.data) if isinstance(examples, list) else examples
+        x, y = _with_a_label(x, y)
         score = score_rows(model, x, y, objective)[main.name]
         text = f"{main.title.lower()} {score_text(score, main)} of {len(y)} rows"
     say(text, error=True)
@@ -157,7 +158,17 @@ def _labelled(data: Path, world: World) -> tuple[Tensor, Tensor | None]:
         return further_texts(read_further(data, _field(world), sentences=cut), world.data)
     examples = _examples(data, world)
     x = encoded_texts(examples, world.data) if isinstance(examples, list) else examples
-    return x, _labels(data, world)
+    y = _labels(data, world)
+    return (x, y) if y is None or len(x) != len(y) else _with_a_label(x, y)
+
+
+def _with_a_label(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows with a label, and say how many have none."""
+    absent = y.isnan() if y.is_floating_point() else y < 0
+    has = ~absent.flatten(1).all(1) if y.dim() > 1 else ~absent
+    if not bool(has.all()):
+        say(f"rows without a label, which have no score: {int((~has).sum())}", error=True)
+    return x[has], y[has]
 
 
 def _labels(data: Path, world: World) -> Tensor | None:

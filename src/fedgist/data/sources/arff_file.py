@@ -27,7 +27,7 @@ def read_arff(path: Path) -> dict[str, Values]:
     """Return the columns of an ARFF file by name.
 
     Numeric columns are float64 (rows,), with NaN for the cell ``?``. Other columns are texts
-    (rows,) among the values that the file declares.
+    (rows,) among the values that the file declares, or empty for the cell ``?``.
     """
     check_memory(_TIMES * regular(path).stat().st_size, str(path))
     try:
@@ -97,6 +97,8 @@ def _row(location: str, cells: list[str], kinds: Kinds) -> list[float | str]:
 
 def _cell(location: str, cell: str, values: tuple[str, ...] | None) -> float | str:
     if values is not None:
+        if cell == _MISSING:
+            return ""
         if cell not in values:
             raise DataError(f"{location} is {cell!r:.80}, which is not among its values")
         return cell

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedgist.data.dataset import Dataset
@@ -14,7 +16,7 @@ from fedgist.data.sources.column_kinds import is_number
 from fedgist.data.sources.image_folder import ENDINGS, images_below
 from fedgist.data.sources.in_memory import labels_like
 from fedgist.data.sources.locations import existing
-from fedgist.data.sources.table_file import is_table, load_table
+from fedgist.data.sources.table_file import is_missing, is_table, load_table, texts
 from fedgist.data.sources.tabular import labels_of
 from fedgist.data.sources.text_file import read_texts
 from fedgist.data.sources.text_labels import label_numbers
@@ -28,7 +30,7 @@ def read_labels(
 
     Labels are the array y of a .npz file, the ``columns`` of a table, or the folder names of images
     if all these names are class names. Of texts in the field ``text`` they are the first of
-    ``columns``.
+    ``columns``. A row of a table whose labels are missing has -1 as its class, or NaN.
     """
     place = Path(path).expanduser()
     place = existing(place, folder=place.is_dir())
@@ -47,9 +49,16 @@ def read_labels(
     table = load_table(place, data.form)
     if not set(columns) <= set(table.frame.columns):
         return None
-    numbered = is_number(table, columns[0])
-    labels = labels_of(table, columns, data.target, numbered=numbered)
-    return labels_like(data, labels, f"{place.name}: the labels {listed(map(repr, columns))}")
+    unlisted = np.array([text not in data.names for text in texts(table, columns[0])], dtype=bool)
+    absent = np.all([is_missing(table, name) for name in columns], axis=0)
+    absent &= unlisted if data.target == "class" else True
+    some = table.take(~absent)
+    numbered = is_number(some, columns[0])
+    labels = labels_of(some, columns, data.target, numbered=numbered)
+    y = labels_like(data, labels, f"{place.name}: the labels {listed(map(repr, columns))}")
+    every = y.new_full((len(absent), *y.shape[1:]), -1 if data.target == "class" else torch.nan)
+    every[torch.from_numpy(~absent)] = y
+    return every
 
 
 def _of_texts(place: Path, data: Dataset, columns: Sequence[str], text: str) -> Tensor | None:

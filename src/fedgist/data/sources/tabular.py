@@ -285,7 +285,16 @@ def _feature_columns(
         if name not in names:
             raise DataError(f"kinds names {name!r}; the columns of inputs are {listed(names)}")
         one_of(kind, KINDS, f"kinds.{name}")
-    columns = [column_of(train, name, kinds.get(name)) for name in names]
+    columns, problems = [], []
+    for name in names:
+        try:
+            columns.append(column_of(train, name, kinds.get(name)))
+        except DataError as error:
+            problems.append((name, error))
+    if problems:
+        others = [repr(name) for name, _ in problems[1:]]
+        more = f"; further columns that cannot be used as they are: {listed(others)}"
+        raise DataError(f"{problems[0][1]}{more if others else ''}") from problems[0][1]
     return [column for column, _ in columns], [note for _, note in columns if note]
 
 
@@ -373,7 +382,7 @@ def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
         msg = f"{rows.name}: the column {name!r} holds no number in row {row} below the header: "
         msg += f"{cell!r:.80}"
         if absent[position]:
-            msg += "; missing = 'mean' replaces missing numbers by their column's mean"
+            msg += "; data.missing = 'mean' replaces missing numbers by their column's mean"
         raise DataError(msg)
     return torch.from_numpy(numbers)
 
