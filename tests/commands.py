@@ -148,6 +148,9 @@ def _command(
     """Be a command: in a process of its own, in whose streams nothing is yet."""
     for stream, name in ((1, OUT), (2, ERR)):
         os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), stream)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # the tests may themselves be run by nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

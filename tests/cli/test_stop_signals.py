@@ -194,6 +194,7 @@ def test_a_second_signal_ends_at_once_unless_it_belongs_to_the_first(
 ) -> None:
     now, calls = [100.0], list[str]()
     monkeypatch.setattr("fedgist.engines.stop_signals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedgist.engines.stop_signals._heeded", lambda: STOPS)  # also under nohup
     before = [signal.getsignal(number) for number in STOPS]
     with stoppable(lambda: calls.append("save"), lambda: calls.append("at once")) as stopping:
         assert not stopping()

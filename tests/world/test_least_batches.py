@@ -57,7 +57,7 @@ def run(net: Any, counts: list[int], size: int, **more: Any) -> Result:
 
 
 def test_batches_of_one_row_are_refused_where_torch_refuses_them() -> None:
-    with pytest.raises(RecipeError, match=r"train\.batch_size = 1: the batch norm of model model"):
+    with pytest.raises(RecipeError, match=r"batch_size = 1: the batch norm of model sees one"):
         run(dense, [4, 5], 1)
     for net in (of_lines, plain):  # rejects a refusal of every net with batch norm
         assert run(net, [4, 5], 1).rounds[-1]["eval/client/count"] == 2

@@ -14,7 +14,7 @@ def check_batch_size(batch_size: int, nets: Iterable[Architecture]) -> None:
     """Raise RecipeError if batches have fewer rows than a model can be trained on."""
     if few := [net for net in nets if batch_size < net.least_rows]:
         raise RecipeError(
-            f"train.batch_size = {batch_size}: the batch norm of model {few[0].name} sees one "
+            f"train.batch_size = {batch_size}: the batch norm of {few[0].name} sees one "
             "value per channel of a row, and its mean of one value tells nothing: use at least 2, "
             "or group norm"
         )
