@@ -92,7 +92,7 @@ def test_groups_keep_at_least_one_row() -> None:
         (HEAD + "1,33,a,1,Walking\n", "line 10: X0 is 'a', not a finite number"),
         (HEAD + "\n% a remark\n1,33,nan,1,Walking\n", "line 12: X0 is 'nan', not a finite"),
         (HEAD + "1,33,inf,1,Walking\n", "X0 is 'inf', not a finite number"),
-        (HEAD + "1,33,1,1,?\n", r"class is '\?', which is not among its values"),
+        (HEAD + "1,33,1,1,?\n", "the label '' is not among the classes"),
         (HEAD.replace('"X0" numeric', '"X0" date'), "line 5: '@attribute.*date': a column is num"),
         (HEAD.replace("XPEAK", "X0"), "line 6: there are two columns 'X0'"),
         (HEAD.replace('"user"', '"person"') + "1,33,1,1,Walking", "has no column 'user'; it has"),

@@ -73,6 +73,13 @@ class Task:
         """The shape of the places of a row at which something is predicted; () for a row."""
         return places(self.objective.target, self.input_shape)
 
+    def least_rows(self, architecture: str) -> int:
+        """Return the fewest rows of a batch that a model can be trained on, 1 or 2.
+
+        Several views of a row are as many rows of a batch.
+        """
+        return 1 if self.objective.views > 1 else self.architectures[architecture].least_rows
+
     @property
     def public_rows(self) -> RowSet:
         """The public rows; a method's ``check`` has made sure that they exist."""

@@ -248,7 +248,7 @@ class _Probe:
         (phase,) = self.first_phases[name][1]
         counts, training = self.population.train.counts, self.task.training
         epochs = phase.passes(training)
-        about = training.batch_size, epochs, phase.steps, self.task.architectures[name].least_rows
+        about = training.batch_size, epochs, phase.steps, self.task.least_rows(name)
         most = int(steps_of(counts, *about).max())
         steps = max(1, min(STEPS_ON_GPU if self.on_gpu else STEPS, most))
         return steps, TRIES * max(1, STEPS // steps)

@@ -100,8 +100,7 @@ def steps_per_epoch(cohort: Cohort) -> Tensor:
 
 def least_rows(cohort: Cohort) -> int:
     """Return the fewest rows of a batch that the cohort's model can be trained on, 1 or 2."""
-    task = cohort.ctx.task
-    return task.architectures[cohort.ctx.architecture].least_rows
+    return cohort.ctx.task.least_rows(cohort.ctx.architecture)
 
 
 def _steps_of_each(cohort: Cohort, phase: Phase) -> Tensor:

@@ -28,8 +28,8 @@ def notes_on_last_batches(
     ``row_counts`` are the clients' numbers of training rows, or None if the server has bounds only.
     """
     size, notes = task.training.batch_size, []
-    for name, net in task.architectures.items():
-        if net.least_rows == 1:
+    for name in task.architectures:
+        if task.least_rows(name) == 1:
             continue
         members = [i for i, client in enumerate(clients) if name in client.architectures]
         rule = f"model {name}: batch norm sees one value per channel of a row, so a last batch of "

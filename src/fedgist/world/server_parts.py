@@ -119,7 +119,8 @@ def task_of(
 ) -> Task:
     """Return the task that server and clients share."""
     _check_row_weights(setup.train.sample_weights, facts)
-    check_batch_size(setup.train.batch_size, models.architectures.values())
+    if objective.views == 1:
+        check_batch_size(setup.train.batch_size, models.architectures.values())
     task = Task(
         facts.input_shape,
         facts.num_classes,
