@@ -28,7 +28,7 @@ from fedgist.errors import MethodError
 from fedgist.training.captured_step import captured
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import private_gradients, with_noise
-from fedgist.training.timetable import Turn, batches_of, timetable
+from fedgist.training.timetable import Turn, batches_of, least_rows, timetable
 
 OWN = "own."  # prefix in a phase for tensors of the client's own state
 
@@ -151,7 +151,8 @@ def _are_shared(cohort: Cohort, optimizer: Optimizer, learned: Mapping[str, Tens
     if not plain or cohort.table.device.type != "cpu" or not cohort.stack:
         return False
     expanded = all(tensor.stride(0) == 0 for tensor in learned.values())
-    return expanded and bool((cohort.table >= 0).any(1).all())
+    counts = (cohort.table >= 0).sum(1)
+    return expanded and bool((counts >= least_rows(cohort)).all())
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
