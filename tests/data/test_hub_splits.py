@@ -483,3 +483,12 @@ def test_a_resumed_run_wants_the_same_rows(tmp_path: Path) -> None:
     other = stored.select(swapped)
     with pytest.raises(ValueError, match="data"):
         fedgist.run(data=(other, stored), out=tmp_path / "run", resume=True, rounds=3)
+
+
+def test_an_alpha_channel_that_is_left_out_is_counted() -> None:
+    pictures = [Image.new(mode, (4, 5)) for mode in ("RGB", "RGBA", "RGBA", "RGB")]
+    rows = hub().Dataset.from_dict(
+        {"image": pictures, "label": [0, 1, 0, 1]},
+        features=hub().Features(image=hub().Image(), label=hub().ClassLabel(names=["a", "b"])),
+    )
+    assert "images that lose the alpha channel, of 4 looked at: 2" in given(rows).notes

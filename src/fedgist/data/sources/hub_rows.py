@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -19,6 +20,7 @@ from fedgist.data.sources.hub_columns import HubColumns
 from fedgist.data.sources.hub_splits import HubPart
 from fedgist.data.sources.image_pixels import (
     is_grey,
+    losses_of,
     pixels,
     plausible_size,
     shared_size,
@@ -80,6 +82,11 @@ class HubReader:
             f"images differ in size, and are resized to {high}x{wide} pixels, as the first one is"
         )
         notes = (f"{note}; data.image_size states another size",) * (not size and len({*sizes}) > 1)
+        losses = Counter(loss for image in few for loss in losses_of(image))
+        notes += tuple(
+            f"images that lose {loss}, of {len(few)} looked at: {count}"
+            for loss, count in losses.items()
+        )
         channels = _GREY if grey else _COLORED
         return replace(self, size=(high, wide), channels=channels, notes=notes)
 

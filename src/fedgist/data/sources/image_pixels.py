@@ -84,7 +84,7 @@ def losses_of(image: Picture) -> list[str]:
     losses = {
         "the alpha channel": alpha,
         "the lower 8 of 16 bits a channel": deep,
-        "the frames after the first": getattr(image, "is_animated", False),
+        "the frames after the first": bool(getattr(image, "is_animated", False)),
     }
     return [loss for loss, is_lost in losses.items() if is_lost]
 
