@@ -23,9 +23,11 @@ def narrowed(*parts: Tensor) -> tuple[Tensor, ...]:
 
     The first part decides, and NaN counts nowhere. Bytes and words stay as they are.
     """
-    if parts[0].dtype != torch.float64 or parts[0].is_meta or is_far(parts[0]):
+    first = parts[0]
+    if not first.is_floating_point() or first.is_meta:
         return parts
-    return tuple(part.float() for part in parts)
+    exact = first.dtype == torch.float64 and is_far(first)
+    return tuple(part.to(torch.float64 if exact else torch.float32) for part in parts)
 
 
 def in_float32(x: Tensor) -> Tensor:
@@ -42,19 +44,29 @@ def far_moments(mean: Sequence[float], std: Sequence[float], times: float = FAR)
 
 def is_far(x: Tensor) -> bool:
     """Return whether a column of ``x`` (rows, columns, ...) is too far from 0 for its spread."""
+    return bool(far_columns(x, FAR))
+
+
+def far_columns(x: Tensor, times: float) -> list[int]:
+    """Return the columns of ``x`` (rows, columns, ...) that vary, and whose mean is far from 0.
+
+    It is more than ``times`` as large as the standard deviation.
+    """
     if not len(x) or x.is_meta:
-        return False
+        return []
     at_once = max(1, _AT_ONCE // max(1, x[:, 0].numel()))
-    return any(_is_far(piece.flatten(1)) for piece in torch.split(x.transpose(0, 1), at_once))
+    pieces = torch.split(x.transpose(0, 1), at_once)
+    far = torch.cat([_are_far(piece.flatten(1), times) for piece in pieces])
+    places: list[int] = far.nonzero().flatten().tolist()
+    return places
 
 
-def _is_far(columns: Tensor) -> bool:
-    """Return whether one of some ``columns`` (columns, rows) is too far from 0 for its spread."""
+def _are_far(columns: Tensor, times: float) -> Tensor:
+    """Return Booleans (columns,): which ``columns`` (columns, rows) are far from 0."""
     values = columns.double()
     mean = values.nanmean(1, keepdim=True)
     std = (values - mean).square().nanmean(1).sqrt()
     gone = values.isnan()  # a constant's mean may be off by a rounding
     least, most = (values.where(~gone, end) for end in (torch.inf, -torch.inf))
     varies = most.amax(1) > least.amin(1)
-    far = varies & (mean.squeeze(1).abs() > FAR * std)
-    return bool((far & std.isfinite()).any())
+    return varies & std.isfinite() & (mean.squeeze(1).abs() > times * std)

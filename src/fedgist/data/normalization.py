@@ -9,12 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedgist.core.far_numbers import LOST, far_moments
+from fedgist.core.far_numbers import LOST, far_columns, far_moments
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
+from fedgist.data.lazy_rows import sample_of
 from fedgist.data.sampled_moments import input_moments, with_sampled_moments
 from fedgist.errors import DataError
 
+_LOOKED_AT = 64  # lazy rows that decide whether float32 holds a column
 Normalize = Literal["pooled", "client", "none"]
 
 
@@ -31,7 +33,7 @@ def with_moments(
             raise DataError(
                 "data.normalize = 'none' leaves inputs as they are: leave out data.mean and std"
             )
-        _check_held(data, data.mean, data.std)
+        _check_held(data, far_columns(_looked_at(data), LOST))
         return replace(data, mean=(0.0,), std=(1.0,), measured=data.measured - {"moments"})
     if not mean and not std:
         return data if normalize == "client" else with_sampled_moments(data)
@@ -41,23 +43,29 @@ def with_moments(
         spread_over_columns("std", std, used, data.name),
     )
     if data.x.dtype == torch.float32:
-        _check_held(data, *stated)
+        _check_held(data, far_moments(*stated, LOST))
     return replace(data, mean=stated[0], std=stated[1], measured=data.measured - {"moments"})
 
 
-def _check_held(data: Dataset, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise DataError if float32 does not hold the spread of a column, which nothing centres."""
-    if data.x.is_floating_point() and (places := far_moments(mean, std, LOST)):
-        names = [name for column in data.columns for name in column.inputs]
-        name = repr(names[places[0]]) if names else f"{places[0]} (counted from 0)"
-        center, spread = (
-            list(values)[places[0] if len(values) > 1 else 0] for values in (mean, std)
-        )
-        raise DataError(
-            f"{data.name}: column {name} has the mean {center:g} and the standard deviation "
-            f"{spread:g}: 32-bit numbers do not hold such a small spread; subtract a number from "
-            "the column"
-        )
+def _looked_at(data: Dataset) -> Tensor:
+    """Return the training rows that are in float64, of lazy rows a few; else no rows."""
+    if data.x.dtype != torch.float64:
+        return data.x[:0]
+    few = sample_of(len(data.y), _LOOKED_AT)
+    return data.x if data.lazy is None else data.lazy.read(few)
+
+
+def _check_held(data: Dataset, places: Sequence[int]) -> None:
+    """Raise DataError if there are columns whose spread float32 does not hold, at ``places``."""
+    if not places:
+        return
+    names = [name for column in data.columns for name in column.inputs]
+    name = repr(names[places[0]]) if names else f"{places[0]} (counted from 0)"
+    raise DataError(
+        f"{data.name}: the mean of column {name} is more than {LOST:,.0f} times its standard "
+        "deviation, and 32-bit numbers do not hold such a small spread: subtract a number from the "
+        "column"
+    )
 
 
 def client_moments(data: Dataset, train: Rows) -> tuple[Tensor, Tensor]:

@@ -65,12 +65,14 @@ def kind_of(table: TableFrame, name: str, stated: str | None = None) -> Numbers 
         If the column is neither, or its cells could be both.
     """
     column = table.frame[name]
+    if stated != "categories" and column.dtype.kind in _NUMERIC:
+        return Numbers()  # without a look at each cell
     _refuse_nested(table, name)
+    if stated == "number" or (stated is None and _are_decimals(column)):
+        return Numbers()
     cells = texts(table, name)
     if stated == "categories":
         return in_order(cells)
-    if stated == "number" or column.dtype.kind in _NUMERIC or _are_decimals(column):
-        return Numbers()
     given = ~is_missing(table, name)
     if column.dtype == "category" or column.dtype.kind == "b" or not given.any():
         return _categories(table, name, cells)

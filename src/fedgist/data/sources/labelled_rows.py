@@ -149,6 +149,8 @@ def split_rows(rows: LabelledRows, fraction: float | None) -> tuple[LabelledRows
 
 def as_clients(values: Values, subject: str) -> Values:
     """Return clients (rows,) as text, as :func:`as_texts` does; missing ones are empty texts."""
+    if values.dtype.kind not in "fO":
+        return as_texts(values, subject)
     absent = np.array([value is None or _is_nan(value) for value in values], dtype=bool)
     if not absent.any():
         return as_texts(values, subject)
