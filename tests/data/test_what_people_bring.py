@@ -281,6 +281,19 @@ def test_a_nameless_column_that_numbers_the_rows_is_left_out(
     assert read(csv(tmp_path / "t.csv", repeated)).x.shape == (7, 2)
 
 
+def test_a_number_can_be_a_sign_of_a_missing_one(tmp_path: Path) -> None:
+    columns = {"a": [1, -9, "-9.0", 3], "y": [0, 1, 0, 1]}
+    form: dict[str, Any] = {"missing_signs": ["-9"]}
+    path = csv(tmp_path / "t.csv", columns)
+    pd.DataFrame({"a": [1, -9, -9, 3], "y": columns["y"]}).to_parquet(tmp_path / "t.parquet")
+    for place in (path, tmp_path / "t.parquet"):
+        with pytest.raises(
+            DataError, match=r"'a' holds no number in row 2 .*data.missing = 'mean'"
+        ):
+            read(place, **form)
+        assert read(place, missing="mean", **form).x[:, 0].tolist() == [1, 2, 2, 3]
+
+
 # --- labels, clients -----------------------------------------------------------------------------
 
 

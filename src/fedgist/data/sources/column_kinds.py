@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fedgist.data.sources.labelled_rows import Values, in_order
-from fedgist.data.sources.table_file import TableFrame, is_missing, reals, texts
+from fedgist.data.sources.table_file import TableFrame, numbers_and_gaps, texts
 from fedgist.errors import DataError
 
 MOST_CATEGORIES = 20  # more texts in a column are names, identifiers or free text
@@ -67,16 +67,18 @@ def kind_of(table: TableFrame, name: str, stated: str | None = None) -> Numbers 
     column = table.frame[name]
     if stated != "categories" and column.dtype.kind in _NUMERIC:
         return Numbers()  # without a look at each cell
-    _refuse_nested(table, name)
-    if stated == "number" or (stated is None and _are_decimals(column)):
+    if not table.untyped:
+        _refuse_nested(table, name)
+    if stated == "number" or (not stated and not table.untyped and _are_decimals(column)):
         return Numbers()
     cells = texts(table, name)
     if stated == "categories":
         return in_order(cells)
-    given = ~is_missing(table, name)
+    numbers, gaps = numbers_and_gaps(table, name)
+    given = ~gaps
     if column.dtype == "category" or column.dtype.kind == "b" or not given.any():
         return _categories(table, name, cells)
-    numeric = given & ~np.isnan(reals(table, name))
+    numeric = given & ~np.isnan(numbers)
     if (numeric == given).all():
         return _number_texts(table, name, cells[given])
     if 2 * numeric.sum() > given.sum():
@@ -86,12 +88,13 @@ def kind_of(table: TableFrame, name: str, stated: str | None = None) -> Numbers 
 
 def is_number(table: TableFrame, name: str) -> bool:
     """Return whether every cell of a column is a number or missing, and some cell is a number."""
-    if table.frame[name].dtype.kind in _NUMERIC or _are_decimals(table.frame[name]):
+    column = table.frame[name]
+    if column.dtype.kind in _NUMERIC:
         return True
     if not table.untyped:
-        return False
-    given = ~is_missing(table, name)
-    return bool(given.any()) and not np.isnan(reals(table, name)[given]).any()
+        return _are_decimals(column)
+    numbers, gaps = numbers_and_gaps(table, name)
+    return not gaps.all() and not np.isnan(numbers[~gaps]).any()
 
 
 def _are_decimals(column: Sequence[object]) -> bool:

@@ -206,6 +206,8 @@ def expect(table: TableFrame, columns: list[str]) -> None:
 def texts(table: TableFrame, name: str) -> Values:
     """Return a column as text (rows,), with empty texts for empty cells."""
     column = table.frame[name]
+    if table.untyped:
+        return np.array(column.to_numpy(dtype=object))
     return np.array(
         ["" if empty else str(cell) for cell, empty in zip(column, column.isna(), strict=True)],
         dtype=object,
@@ -213,19 +215,30 @@ def texts(table: TableFrame, name: str) -> Values:
 
 
 def reals(table: TableFrame, name: str) -> Values:
-    """Return a column as float64 (rows,), with NaN for cells that are not numbers."""
-    column = table.frame[name]
-    if column.dtype.kind not in _NUMERIC:  # pandas refuses some types of decimal numbers
-        column = _pandas().Series(texts(table, name))
-    return np.array(
-        _pandas().to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    )
+    """Return a column as float64 (rows,), with NaN for cells that are not numbers, or missing."""
+    return numbers_and_gaps(table, name)[0]
 
 
 def is_missing(table: TableFrame, name: str) -> Values:
-    """Return Booleans (rows,), true where a cell marks a missing number."""
-    cells = texts(table, name)
-    return np.array([cell.strip().lower() in table.signs for cell in cells], dtype=bool)
+    """Return Booleans (rows,), true where a cell is a sign of a missing value."""
+    return numbers_and_gaps(table, name)[1]
+
+
+def numbers_and_gaps(table: TableFrame, name: str) -> tuple[Values, Values]:
+    """Return a column as :func:`reals` and :func:`is_missing` do."""
+    column = table.frame[name]
+    if column.dtype.kind not in _NUMERIC:  # pandas refuses some types of decimal numbers
+        column = _pandas().Series(texts(table, name))
+    read = _pandas().to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    signs = _pandas().to_numeric(_pandas().Series(table.signs), errors="coerce").dropna()
+    gaps = np.isin(read, signs.to_numpy(np.float64))  # such as -9
+    none = np.flatnonzero(np.isnan(read))
+    if column.dtype.kind in _NUMERIC:
+        gaps[none] = True
+    else:
+        cells = column.to_numpy(dtype=object)[none]
+        gaps[none] = [cell.strip().lower() in table.signs for cell in cells]
+    return np.where(gaps, np.nan, read), gaps
 
 
 def filled(table: TableFrame, name: str, role: str, cure: str) -> Values:

@@ -36,6 +36,7 @@ from fedgist.data.sources.table_file import (
     filled,
     is_missing,
     load_table,
+    numbers_and_gaps,
     reals,
     texts,
 )
@@ -208,8 +209,10 @@ class _Reading:
             absent = np.all([is_missing(rows, name) for name in self.labels], axis=0)
             return _without(rows, absent, "label")
         name = self.labels[0]
-        unlisted = np.array([cell not in self.classes for cell in texts(rows, name)], dtype=bool)
-        absent = is_missing(rows, name) & unlisted
+        absent = is_missing(rows, name)
+        if not absent.any():
+            return rows
+        absent &= np.array([cell not in self.classes for cell in texts(rows, name)], dtype=bool)
         if self.missing_labels == "refuse":
             check_filled(rows, name, "label", absent, _LABEL_CURE)
         return _without(rows, absent, "label")
@@ -369,11 +372,11 @@ def _encode(rows: TableFrame, column: Column, missing: _Gaps, out: Tensor) -> No
 
 def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
     """Return a numeric column (rows,); missing numbers are NaN if allowed, else an error."""
-    numbers = reals(rows, name)
+    numbers, gaps = numbers_and_gaps(rows, name)
     usable = np.isfinite(numbers)
     if usable.all() or missing == "any":
         return torch.from_numpy(numbers)
-    absent = np.isnan(numbers) & is_missing(rows, name)
+    absent = np.isnan(numbers) & gaps
     if missing == "mean":
         usable |= absent
     if not usable.all():
