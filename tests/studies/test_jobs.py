@@ -6,9 +6,11 @@ import json
 import re
 import signal
 from dataclasses import replace
+from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,8 @@ from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
 from fedgist.errors import RecipeError
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import make, read
-from fedgist.studies.job import Event, Job
+from fedgist.studies import job_process
+from fedgist.studies.job import ENDS, Event, Job
 from fedgist.studies.jobs import is_done, run_jobs
 from fedgist.studies.paper_table import cells, is_table, read_paper_table
 from fedgist.studies.search_space import read_space
@@ -232,6 +235,23 @@ def test_jobs_are_ordinary_runs_and_what_is_done_is_skipped(tmp_path: Path) -> N
     do(alone, 1)
     assert [accuracies(job) for job in alone] == [accuracies(job) for job in first]
     assert accuracies(first[0]) != accuracies(first[1])
+
+
+@pytest.mark.parametrize(
+    ("cuda", "device", "kind"),
+    [(None, "auto", ForkProcess), ("13.0", "auto", SpawnProcess), ("13.0", "cpu", ForkProcess)],
+)
+@pytest.mark.slow
+def test_a_job_on_a_gpu_is_not_a_fork_of_a_process_that_may_have_used_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None, device: str, kind: type
+) -> None:
+    # the checks of a recipe use the GPU before the jobs begin: CUDA then fails in every fork
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    (todo,) = jobs(tmp_path / "runs", f"engine.device={device}", seeds=1)
+    process = job_process.JobProcess(todo, None)
+    end = next(e for e in iter(process.next_event, None) if e.kind in ENDS)
+    process.join()
+    assert (end.kind, type(process.process)) == ("done", kind)
 
 
 @pytest.mark.slow

@@ -163,6 +163,8 @@ class Phase:
 class Method:
     """A federated method: its fields are hyper-parameters, its functions are its mathematics."""
 
+    #: Raised by a change that moves the numbers of the method's runs; a result records it.
+    version: ClassVar[int] = 1
     merges_clients: ClassVar[bool] = False  # whether one client holds all clients' rows
     #: The targets that the method is defined for: all, unless it reads labels or row features.
     targets: ClassVar[frozenset[Target]] = EVERY_TARGET

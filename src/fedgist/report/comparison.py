@@ -32,6 +32,7 @@ from fedgist.runs.divergence import divergence_notes
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import readable
 from fedgist.runs.record import summary
+from fedgist.runs.versions import Computed
 
 KeyedSettings = Mapping[str, Any]  # by dotted key
 BEFORE = "before correction"  # marks runs that lack a correction: they form their own group
@@ -58,13 +59,9 @@ def group(runs: Sequence[FinishedRun]) -> tuple[list[RunGroup], list[str]]:
     settings_by_text: dict[str, KeyedSettings] = {}
     members: dict[str, dict[int, FinishedRun]] = {}
     notes = []
+    newest = _newest(runs)
     for run in runs:
-        stated = {**defaults(), **flat(run.recipe)}
-        settings = {k: v for k, v in stated.items() if role_of(k) is None}
-        settings.setdefault("method.name", run.name)
-        if run.rounds and run.result:
-            settings |= {BEFORE: run.before} if run.before else {}
-        settings |= {BROKEN: run.mark} if run.mark else {}
+        settings = _settings_of(run, newest[run.name])
         text = json.dumps(settings, sort_keys=True, default=str)
         settings_by_text.setdefault(text, settings)
         first = members.setdefault(text, {}).setdefault(run.seed, run)
@@ -80,6 +77,28 @@ def group(runs: Sequence[FinishedRun]) -> tuple[list[RunGroup], list[str]]:
         )
     ]
     return groups, notes
+
+
+def _newest(runs: Sequence[FinishedRun]) -> dict[str, Computed]:
+    """Return the newest versions that finished runs have, by method."""
+    newest: dict[str, Computed] = {}
+    for run in runs:
+        newest[run.name] = max(newest.get(run.name, run.computed), run.computed)
+    return newest
+
+
+def _settings_of(run: FinishedRun, newest: Computed) -> dict[str, Any]:
+    """Return the settings that group a run; an unfinished one counts as of the newest versions."""
+    stated = {**defaults(), **flat(run.recipe)}
+    settings = {k: v for k, v in stated.items() if role_of(k) is None}
+    settings.setdefault("method.name", run.name)
+    if run.rounds and run.result:
+        settings |= {BEFORE: run.before} if run.before else {}
+        computed = run.computed
+    else:
+        computed = newest
+    settings |= {"version": computed.method, "arithmetic": computed.arithmetic}
+    return settings | ({BROKEN: run.mark} if run.mark else {})
 
 
 def _name(label: str, by_seed: Mapping[int, FinishedRun]) -> str:

@@ -31,6 +31,7 @@ from fedgist.runs.record import FEATURES
 from fedgist.runs.round import context, start_server
 from fedgist.runs.run_seals import MENDING, seal_of
 from fedgist.runs.sealing import features_in, of_file
+from fedgist.runs.versions import Computed
 from fedgist.world.server_context import ServerContext
 from fedgist.world.server_sets import PartialTestSet
 from fedgist.world.world import World
@@ -107,6 +108,7 @@ def of_server(side: ServerContext) -> dict[str, str]:
     graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
+        **Computed.now(side.setup.method).inputs,
         "the models' start": of_arrays(starts),
         "the clients": of_text(str(clients)),
         "what the data are": of_text(str(declared)),

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +50,7 @@ from fedgist.runs.round import Federation, Observer, call_optional, start_server
 from fedgist.runs.round_record import PausedError
 from fedgist.runs.run_directory import PARTICIPANTS
 from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
+from fedgist.runs.versions import versions
 from fedgist.world.server_context import ServerContext
 
 SAVE_AFTER_S = 60.0  # within a round with long work of the server's own
@@ -404,7 +402,7 @@ def _result_of(
         **({UNSCORED: missing} if (missing := _not_scored(side, record)) else {}),
         "communication": totals(record.rounds),
         "notes": list(notes),
-        "versions": versions(),
+        "versions": versions(side.setup.method),
         **({"privacy": side.spending.described()} if side.spending else {}),
         **({FORMAT_KEY: FORMAT} if record.folder else {}),
         DIGESTS: record.seal() | _files(record.folder, record) if record.folder else {},
@@ -433,13 +431,3 @@ def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
     if expected and all(map(is_count, columns)):
         notes.append("nothing was measured: no model was scored in any round")
     return notes
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and packages, and the number of cores."""
-    names = ("fedgist", "torch", "numpy")
-    return {
-        "python": platform.python_version(),
-        **{n: metadata.version(n) for n in names},
-        "cores": str(os.cpu_count()),
-    }

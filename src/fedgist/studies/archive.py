@@ -14,6 +14,7 @@ from fedgist.recipe.reading import make
 from fedgist.runs import atomic_files
 from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
 from fedgist.runs.finished.run_reader import problems_of, read_run
+from fedgist.runs.versions import is_current
 from fedgist.studies.job import Job, difference
 
 
@@ -34,13 +35,13 @@ class Archive:
         return self.folder / inside.with_name(f"{inside.name}.csv")
 
     def holds(self, job: Job) -> bool:
-        """Return whether the archive holds the job's finished run with every known correction."""
+        """Return whether the archive holds the job's finished run of its method's version."""
         path = self.place(job)
         if not path.exists():
             return False
         run = read_csv(path)
-        if run.lacks:
-            return False  # an uncorrected run is replaced, whatever its settings
+        if run.lacks or not is_current(run.name, run.result):
+            return False  # a run of an earlier version is replaced, whatever its settings
         recorded = dict(run.recipe)
         try:
             kept = make(recorded)

@@ -22,6 +22,7 @@ from fedgist.recipe.reading import read
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.corrections import computed_by, lacking
 from fedgist.runs.record import RECIPE, Line, read_result
+from fedgist.runs.versions import is_current
 from fedgist.studies.job import Event, Job, Running
 from fedgist.world.server_context import ServerContext
 
@@ -59,10 +60,11 @@ class JobProcess:
         may_fork: bool = True,
     ) -> None:
         self.job, self.stopped = job, False
+        may_fork = may_fork and _can_be_forked(job)
         if anew or not (job.folder / RECIPE).exists():
             atomic_files.write(job.folder / RECIPE, job.recipe.to_toml())
         fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
-        context: Any = fork if may_fork and sys.platform.startswith("linux") else spawn
+        context: Any = fork if may_fork else spawn
         self.connection, child_end = context.Pipe()
         self.process: BaseProcess = context.Process(
             target=_do,
@@ -104,11 +106,20 @@ class JobProcess:
         self.process.join()
 
 
+def _can_be_forked(job: Job) -> bool:
+    """Return whether a forked process can do a job: a GPU cannot be used by a fork of its user."""
+    uses_cuda = job.recipe.engine.device != "cpu" and torch.version.cuda is not None
+    return sys.platform.startswith("linux") and not uses_cuda
+
+
 def is_stale(folder: Path) -> bool:
-    """Return whether a folder holds a finished run that lacks a correction that applies to it."""
+    """Return whether a folder holds a finished run of an earlier version of its method."""
     result = read_result(folder)
-    recipe = read(folder / RECIPE).model_dump(mode="json") if result else {}
-    return bool(lacking(recipe, computed_by(result)))
+    if not result:
+        return False
+    recipe = read(folder / RECIPE)
+    lacks = lacking(recipe.model_dump(mode="json"), computed_by(result))
+    return bool(lacks) or not is_current(recipe.method.name, result)
 
 
 class _EventSender:

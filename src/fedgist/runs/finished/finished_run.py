@@ -34,6 +34,7 @@ from fedgist.runs.record import (
     read_usable_lines,
 )
 from fedgist.runs.run_seals import NOT_SEALED, Seal
+from fedgist.runs.versions import Computed
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ class FinishedRun:
     def before(self) -> str:
         """The first correction that the run lacks, as "before correction 2", or an empty text."""
         return f"before correction {self.lacks[0].number}" if self.lacks else ""
+
+    @property
+    def computed(self) -> Computed:
+        """The versions of the method and of the shared arithmetic, by the run's result."""
+        return Computed.of_result(self.result)
 
     @property
     def finished(self) -> bool:
