@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,24 @@ from fedgist.report.varied import VariedLine, varied
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.studies.paper_table import read_paper_table
+from fedgist.studies.queue import read_queue
+
+RESULTS = Path(__file__).parent / "results"
+QUEUE = RESULTS / "queue.toml"
+PAGES = sorted(path for path in RESULTS.glob("*.toml") if path != QUEUE)
+
+
+def read_page(path: Path) -> dict[str, Any]:
+    """Return what a page's file says; its experiments have also the queue's commands.
+
+    An experiment that is ``like`` another of the page shows the same runs.
+    """
+    about = tomllib.loads(path.read_text(encoding="utf-8"))
+    for one in about["experiments"]:
+        of = f"{path.stem} {one.get('like', one['name'])}"
+        queued = dict.fromkeys(entry.command for entry in read_queue(QUEUE) if entry.of == of)
+        one["commands"] = [*queued, *one.get("commands", ())]
+    return about
 
 
 @dataclass(frozen=True)

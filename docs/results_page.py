@@ -2,13 +2,14 @@
 
 ``docs/results/PAPER.toml`` says which experiments a page has and what is said of them. Numbers and
 pictures are made from the runs in ``docs/results/data`` and the numbers in the paper's recipes; a
-picture carries the digest of the numbers that it shows.
+picture carries the digest of the numbers that it shows. With ``--update`` the numbers in the prose
+of ``PAPER.toml`` are first written anew, and each change is printed: read its sentence again.
 """
 
 from __future__ import annotations
 
+import sys
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,10 @@ from fedgist.report.formatting import Sheet, duration
 from fedgist.report.paper_comparison import PaperRow, accuracies, communication, readings
 from fedgist.report.table_formats import markdown_table
 from fedgist.runs.columns import EPSILON
-from results_cells import Experiment, experiment
+from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
 from results_pictures import pictures, write
-from results_prose import Sources, rendered
+from results_prose import Sources, rendered, updated
 
-RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "data"
 REFERENCE = "local"  # what sharing gains is the difference from it
 DOCS = Path(__file__).parent
@@ -162,7 +162,7 @@ def _wrapped(text: str) -> list[str]:
 
 def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
     """Return the page that a file describes, and its pictures."""
-    about = tomllib.loads(path.read_text(encoding="utf-8"))
+    about = read_page(path)
     experiments = {
         one["name"]: experiment({**one, "name": f"{path.stem}-{one['name']}"}, data)
         for one in about["experiments"]
@@ -178,21 +178,39 @@ def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
 
 def with_tables(page: str, results: str, name: str, data: Path = DATA) -> str:
     """Return a page with the tables of an experiment of a page of results."""
-    about = tomllib.loads((RESULTS / f"{results}.toml").read_text(encoding="utf-8"))
+    about = read_page(RESULTS / f"{results}.toml")
     one = next(one for one in about["experiments"] if one["name"] == name)
     lines = [x for table in tables_of(experiment(one, data)) for x in ("", *markdown_table(table))]
     before, _, rest = page.partition(BEGIN)
     return "\n".join([before + BEGIN, *lines[1:], END]) + rest.partition(END)[2]
 
 
+def update(path: Path) -> list[str]:
+    """Write the numbers of a page's prose anew into its file; return what was changed."""
+    about, file = read_page(path), path.read_text(encoding="utf-8")
+    experiments = {one["name"]: experiment(one, DATA) for one in about["experiments"]}
+    texts = [(about["text"], Sources(experiments))]
+    texts += [(found.text, Sources(experiments, name)) for name, found in experiments.items()]
+    changes = []
+    for text, sources in texts:
+        new, some = updated(text, sources)
+        file = file.replace(text, new) if some else file
+        changes += [f"{path.stem} {sources.own}: {change}" for change in some]
+    if changes:
+        path.write_text(file, encoding="utf-8")
+    return changes
+
+
 def main() -> None:
     """Write every page and its pictures, and the tables of other pages."""
+    if "--update" in sys.argv[1:]:
+        print(*(change for path in PAGES for change in update(path)), sep="\n")
     for place, source in COPIES.items():
         text = (DOCS / place).read_text(encoding="utf-8")
         (DOCS / place).write_text(with_tables(text, *source), encoding="utf-8")
     images = RESULTS / "img"
     images.mkdir(exist_ok=True)
-    for path in sorted(RESULTS.glob("*.toml")):
+    for path in PAGES:
         text, drawn = make(path)
         for old in images.glob(f"{path.stem}-*.png"):
             old.unlink()

@@ -67,12 +67,34 @@ def rendered(text: str, sources: Sources) -> str:
     return MARKED.sub(r"\1", text)
 
 
+def updated(text: str, sources: Sources) -> tuple[str, list[str]]:
+    """Return a text with its marked numbers as their sources have them, and what was changed.
+
+    Whether a sentence is still true with a new number is for its reader to say.
+    """
+    changes = []
+
+    def new(match: re.Match[str]) -> str:
+        shown, source = match.groups()
+        value, digits = _value(source, sources), len(shown.partition(".")[2])
+        if _is_rounded(shown, value, digits):
+            return match.group()
+        number = f"{value:{'+' if shown[0] in '+-' else ''},.{digits}f}"
+        turned = " (ITS SIGN TURNED)" if value * float(shown.replace(",", "")) < 0 else ""
+        changes.append(f"{shown} -> {number}{turned} by {source!r}")
+        return f"{{{number}|{source}}}"
+
+    return MARKED.sub(new, text), changes
+
+
+def _is_rounded(shown: str, value: float, digits: int) -> bool:
+    return abs(round(value, digits) - float(shown.replace(",", ""))) <= 10.0**-digits / 1000
+
+
 def _differing(text: str, sources: Sources) -> Iterator[str]:
     for shown, source in MARKED.findall(text):
-        value = _value(source, sources)
-        digits = len(shown.partition(".")[2])
-        printed = float(shown.replace(",", ""))
-        if abs(round(value, digits) - printed) > 10.0**-digits / 1000:
+        value, digits = _value(source, sources), len(shown.partition(".")[2])
+        if not _is_rounded(shown, value, digits):
             yield f"{shown} is {value:.{digits + 2}f} by {source!r}"
 
 

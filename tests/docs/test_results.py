@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,10 @@ from fedgist.report.formatting import Sheet
 from fedgist.runs.finished.archived_run import to_csv
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FEATURES
-from results_cells import Experiment, experiment
-from results_page import COPIES, DATA, DOCS, RESULTS, make, section, tables_of, with_tables
+from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
+from results_page import COPIES, DATA, DOCS, make, section, tables_of, with_tables
 from results_pictures import digest, pictures, write
 
-PAGES = sorted(RESULTS.glob("*.toml"))
 AGAIN = "run: python docs/results_page.py"
 PAPER = """
 [paper]
@@ -64,7 +62,7 @@ def test_every_archived_run_is_on_a_page() -> None:
 
 
 def of_page(path: Path) -> list[Any]:
-    about = tomllib.loads(path.read_text("utf-8"))
+    about = read_page(path)
     return [experiment(one, DATA) for one in about["experiments"]]
 
 

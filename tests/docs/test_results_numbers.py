@@ -23,12 +23,11 @@ import numpy as np
 import pytest
 
 import results_prose
-from results_cells import Experiment, experiment
+from results_cells import PAGES, Experiment, experiment, read_page
 from results_prose import Sources
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 DATA = RESULTS / "data"
-PAGES = sorted(path.stem for path in RESULTS.glob("*.toml"))
 MAIN = (
     "eval/client/dice_mean",  # before the accuracy of pixels
     *("eval/client/accuracy_mean", "eval/client/probe_mean", "eval/global/accuracy"),
@@ -73,7 +72,7 @@ def experiments(page: str) -> Iterator[tuple[Experiment, str]]:
     """Each experiment of a page with its section."""
     text = (RESULTS / f"{page}.md").read_text("utf-8")
     sections = re.split(r"\n## ", text)[1:]
-    about = tomllib.loads((RESULTS / f"{page}.toml").read_text("utf-8"))
+    about = read_page(RESULTS / f"{page}.toml")
     for one, section in zip(about["experiments"], sections, strict=True):
         assert section.startswith(one["title"])
         yield experiment(one, DATA), section
@@ -272,7 +271,7 @@ def read(runs: Runs, what: str, label: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [path.stem for path in PAGES])
 def test_every_number_of_every_table_is_that_of_the_archive(page: str) -> None:
     checked = 0
     for found, section in experiments(page):
@@ -360,7 +359,7 @@ def label_without(label: str, key: str) -> str:
 @pytest.fixture
 def sources() -> Sources:
     """The experiments of a page, without the snippets of their own texts."""
-    about = tomllib.loads((RESULTS / "fedlog.toml").read_text("utf-8"))
+    about = read_page(RESULTS / "fedlog.toml")
     return Sources(
         {one["name"]: experiment(one, DATA) for one in about["experiments"][:2]}, "mnist"
     )

@@ -13,6 +13,7 @@ import typer
 from rich.console import Group
 
 from fedgist.cli.job_progress import Machines, do_jobs, live_sender, raise_failures
+from fedgist.cli.queue_runs import ALL, JobsOf, QueueOptions, run_queue
 from fedgist.cli.recipe_files import find_recipe, find_space, find_table
 from fedgist.cli.result_commands import Reference, TargetOption
 from fedgist.cli.shared_options import (
@@ -24,7 +25,7 @@ from fedgist.cli.shared_options import (
     same_runs,
 )
 from fedgist.cli.value_origins import naming_origins
-from fedgist.errors import ReportError, one_of
+from fedgist.errors import RecipeError, ReportError, one_of
 from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, table_formats, tables
 from fedgist.report.comparison import Study
@@ -38,6 +39,7 @@ from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_paper_table
 from fedgist.studies.private_choice import HOW, NOT_COVERED
+from fedgist.studies.queue import QUEUE
 from fedgist.studies.sweep import grid
 from fedgist.studies.tune import Tuner, storing
 
@@ -99,6 +101,43 @@ REPRODUCE_FORMATS: dict[str, table_formats.Format] = {
 }
 
 
+def sweep_jobs(
+    recipe: str, axes: list[str], settings: list[str] | None, seeds: int, out: Path, **_: object
+) -> list[Job]:
+    """Return the jobs of ``fedgist sweep`` with these options; others do not matter."""
+    return grid(find_recipe(recipe), settings or [], axes, seeds, out)
+
+
+def table_cells(
+    table: str,
+    scale: str,
+    column: list[str] | None,
+    method: list[str] | None,
+    seeds: int | None,
+    settings: list[str] | None,
+    out: Path,
+    **_: object,
+) -> tuple[list[Job], dict[str, Recipe]]:
+    """Return the jobs and the columns' recipes of ``fedgist reproduce`` with these options."""
+    return cells(
+        read_paper_table(find_table(table)),
+        SCALES[one_of(scale, SCALES, "scale")],
+        find_recipe,
+        out,
+        seeds=seeds,
+        columns=column or (),
+        methods=method or (),
+        settings=settings or (),
+    )
+
+
+#: The jobs of a command's options, for the commands that a queue may have.
+JOBS_OF: dict[str, JobsOf] = {
+    "sweep": sweep_jobs,
+    "reproduce": lambda **options: table_cells(**options)[0],
+}
+
+
 @app.command(rich_help_panel=SEARCH)
 @naming_origins
 def sweep(
@@ -144,7 +183,7 @@ def sweep(
     # sweeps of one recipe may differ in settings that are not in the names of their cells
     out = out or Path("runs") / (archive.name if archive else f"sweep-{path.stem}")
     live = live_sender(track, out)
-    todo = grid(path, settings or [], axes, seeds, out)
+    todo = sweep_jobs(recipe, axes, settings, seeds, out)
     if not quiet:
         for note in notes_on([job.recipe for job in todo]):
             say(note, error=True)
@@ -274,7 +313,10 @@ def _print_trials(folders: Sequence[Path], tuner: Tuner) -> None:
 @app.command(rich_help_panel=SEARCH)
 def reproduce(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="A paper's table, such as fedlog/table1.")
+        str,
+        typer.Argument(
+            metavar="TABLE", help="A paper's table, such as fedlog/table1, or all: the queue."
+        ),
     ],
     scale: Annotated[
         str, typer.Option(help="small (for two cores) or paper (the paper's settings).")
@@ -305,32 +347,42 @@ def reproduce(
     archive: ArchiveFolder = None,
     rerun: Rerun = False,
     quiet: QuietOption = False,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda: short for --set engine.device=...")
+    ] = "auto",
+    queue: Annotated[Path, typer.Option(help="With all: the queue's file.")] = QUEUE,
+    hours: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="With all: begin only what fits 1.5 times into these hours."),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="With all: show what is done, running and left.")
+    ] = False,
 ) -> None:
     """Run every cell of a paper's table, and print fedgist's numbers next to the paper's.
 
     Use it to check an implementation against its paper. After Ctrl-C or a kill, give the same
-    command again.
+    command again. With all in place of a table, it works through a queue of experiments at low
+    priority: what the archive beside the queue lacks is run and added, in the queue's order.
 
     Examples
     --------
     fedgist reproduce fedlog/table1 --column mnist
+
+    fedgist reproduce all --hours 8
     """
+    if table == ALL:
+        _refuse_options(column, method, seeds, settings, track)
+        given = QueueOptions(queue, archive, out, hours, plan, device, jobs, data_root, quiet)
+        run_queue(given, JOBS_OF)
+        return
     path = find_table(table)
-    chosen_scale = SCALES[one_of(scale, SCALES, "scale")]
     chosen_form = REPRODUCE_FORMATS[one_of(form, REPRODUCE_FORMATS, "format")]
     parsed = read_paper_table(path)
     out = out or Path("runs") / f"{path.parent.name}-{path.stem}-{scale}"
     live = live_sender(track, out)
-    todo, recipes = cells(
-        parsed,
-        chosen_scale,
-        find_recipe,
-        out,
-        seeds=seeds,
-        columns=column or (),
-        methods=method or (),
-        settings=settings or (),
-    )
+    settings = [*(settings or []), *([] if device == "auto" else [f"engine.device={device}"])]
+    todo, recipes = table_cells(table, scale, column, method, seeds, settings, out)
     if not quiet:
         _say_budgets(todo)
     kept = Archive(archive, out, same_runs()) if archive else None
@@ -342,6 +394,13 @@ def reproduce(
     notes = [f"{name}: {note}" for name, column in studies.items() for note in column.notes]
     _print(table_formats.in_words(sheets, list(dict.fromkeys(notes)), chosen_form))
     raise_failures(failed)
+
+
+def _refuse_options(*given: object) -> None:
+    names = ("--column", "--method", "--seeds", "--set", "--track")
+    for name, value in zip(names, given, strict=True):
+        if value:
+            raise RecipeError(f"{name} is for one table: the queue states what it runs")
 
 
 def _print(table: str | Group) -> None:

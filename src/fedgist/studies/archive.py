@@ -22,7 +22,7 @@ from fedgist.studies.job import Job, difference
 class Archive:
     """A folder of CSV files with the layout of the run directories below ``runs``.
 
-    ``command`` is written into each added file.
+    ``command`` is written into each added file, unless its job has its own.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class Archive:
         run = read_run(job.folder)
         if problems := problems_of([run]):
             raise DataError(problems[0])
-        atomic_files.write(self.place(job), to_csv(archived_part(run, self.command)))
+        atomic_files.write(self.place(job), to_csv(archived_part(run, job.command or self.command)))
 
     def found(self, job: Job) -> Path:
         """Return where to read a job's run: its file in the archive, or else its folder."""

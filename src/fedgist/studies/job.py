@@ -14,11 +14,15 @@ from fedgist.runs.record import Line
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a study: its name, its recipe and its run directory."""
+    """One run of a study: its name, its recipe and its run directory.
+
+    ``command`` makes the run; it is written into the run's archived file.
+    """
 
     name: str
     recipe: Recipe = field(repr=False)
     folder: Path
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,23 @@ def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]
 def difference(wanted: Recipe, kept: Recipe) -> str | None:
     """Return the first setting that differs between two recipes, with both values, or None.
 
-    Settings that the wanted recipe leaves open are not compared.
+    Settings that the wanted recipe leaves open are not compared. A hyper-parameter that only one
+    recipe states may be the method's default.
     """
     new, old = flat(wanted.settings()), flat(kept.settings())
     for key in dict.fromkeys([*new, *old]):
-        if new.get(key) != old.get(key) and key not in wanted.left_open:
-            return f"{key} = {shown(old.get(key))}, not {shown(new.get(key))}"
+        if new.get(key) == old.get(key) or key in wanted.left_open:
+            continue
+        if key.startswith("method.") and _same_method(wanted, kept):
+            continue
+        return f"{key} = {shown(old.get(key))}, not {shown(new.get(key))}"
     return None
+
+
+def _same_method(wanted: Recipe, kept: Recipe) -> bool:
+    from fedgist.recipe.method_loading import build_method  # it loads torch
+
+    one, other = wanted.method, kept.method
+    return one.name == other.name and (
+        build_method(one.name, one.options) == build_method(other.name, other.options)
+    )

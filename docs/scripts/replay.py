@@ -1,0 +1,192 @@
+"""Does the first rounds of archived runs again, and compares their losses with the archive's.
+
+    python docs/scripts/replay.py [--every-run | --sample] [--jobs N] [FOLDER ...]
+
+The default is one seed of each row below ``docs/results/data``; ``--sample`` is one quick row of
+each experiment. Two rounds are done, and one where a round takes over a minute. Each run uses its
+recorded recipe and plan on one core of a CPU. The exit code is 1 if a loss is off by over 1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # runs are side by side, one core each
+
+import torch
+
+from fedgist.errors import FedgistError, RecipeError, first_line
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.reading import Recipe, make
+from fedgist.runs import runner
+from fedgist.runs.columns import TRAIN_LOSS
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import read_run
+from fedgist.runs.record import Line
+from fedgist.runs.versions import is_current
+from fedgist.world.server_context import ServerContext
+
+DATA = Path(__file__).parents[1] / "results" / "data"
+NEAR = 1e-4  # of a loss, or of 1 if the loss is below 1
+LONG_S = 60.0  # a round that takes longer is the only one
+ROUNDS = 2
+QUICK_S = 3.0  # a sample has no run whose rounds took longer on average
+State = Literal["same", "differs", "left out", "failed"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run that was begun again: both losses of each round that was done."""
+
+    path: Path
+    state: State
+    losses: tuple[tuple[float, float], ...] = ()  # the archive's, and today's
+    reason: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return one line."""
+        pairs = ", ".join(f"{old:.6g} -> {new:.6g}" for old, new in self.losses)
+        place = self.path.relative_to(DATA) if self.path.is_relative_to(DATA) else self.path
+        return f"{self.state:8} {place} {self.seconds:.0f} s  {pairs}{self.reason}"
+
+
+class _EnoughError(Exception):
+    """Enough rounds are done."""
+
+
+class _FirstRounds:
+    """Ends a run after its first rounds, and keeps their losses."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.losses, self.began_at = last, dict[int, float](), 0.0
+
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
+        """Start the clock of round 1."""
+        del server, folder, done
+        self.began_at = time.perf_counter()
+
+    def finished_round(self, line: Line) -> None:
+        """Keep the loss of a round; end the run if it was the last one, or took long."""
+        if line["round"] == 0:
+            self.began_at = time.perf_counter()
+            return
+        if line.get(TRAIN_LOSS) is not None:
+            self.losses[line["round"]] = line[TRAIN_LOSS]
+        if line["round"] >= self.last or time.perf_counter() - self.began_at > LONG_S:
+            raise _EnoughError
+
+    def note(self, text: str) -> None:
+        """Leave notes out."""
+
+
+def replay(path: Path) -> Replay:
+    """Do the first rounds of an archived run again."""
+    run, began = read_run(path), time.perf_counter()
+    archived = {line["round"]: line[TRAIN_LOSS] for line in run.rounds if line.get(TRAIN_LOSS)}
+    if reason := _left_out(run, archived):
+        return Replay(path, "left out", reason=reason)
+    seen = _FirstRounds(min(ROUNDS, run.planned))
+    torch.set_num_threads(1)
+    try:
+        _begin(_on_one_core(run), seen)
+    except FedgistError as error:
+        return Replay(path, "failed", reason=first_line(error))
+    both = [(archived[number], loss) for number, loss in seen.losses.items() if number in archived]
+    if not both:
+        return Replay(path, "left out", reason=f"no loss in rounds 1 to {seen.last}")
+    same = all(abs(new - old) <= NEAR * max(1.0, abs(old)) for old, new in both)
+    seconds = time.perf_counter() - began
+    return Replay(path, "same" if same else "differs", tuple(both), seconds=seconds)
+
+
+def _begin(recipe: Recipe, seen: _FirstRounds) -> None:
+    """Do a run's first rounds; a plan whose compiled kernels this machine lacks is chosen anew."""
+    try:
+        runner.run(recipe, Overrides(), seen)
+    except _EnoughError:
+        pass
+    except RecipeError:
+        if not any(plan.kernels for plan in recipe.engine.plans.values()):
+            raise
+        _begin(recipe.changed({"engine.plans": {}}), seen)
+
+
+def _left_out(run: FinishedRun, archived: dict[int, float]) -> str:
+    """Return why a run cannot be compared; an empty text if it can."""
+    if run.lacks or not is_current(run.name, run.result):
+        return f"{run.before or 'of an earlier version'}: to be done again"
+    if run.public_noise is None and run.recipe.get("privacy", {}).get("unit", "none") != "none":
+        return "its noise was drawn from the system"
+    return "" if archived else "it records no losses of training"
+
+
+def _on_one_core(run: FinishedRun) -> Recipe:
+    """Return a run's recipe without evaluations, for one core of a CPU."""
+    recipe = make(dict(run.recipe))
+    here = {"engine.workers": 1, "engine.server_threads": 1, "evaluate.every": run.planned}
+    if recipe.engine.device != "cpu":
+        here |= {"engine.device": "cpu", "engine.plans": {}}
+    return recipe.changed(here)
+
+
+def rows(places: Sequence[Path]) -> list[Path]:
+    """Return the first seed of each row below some folders."""
+    paths = sorted(path for place in places for path in place.rglob("seed-*.csv"))
+    return list({path.parent: path for path in reversed(paths)}.values())[::-1]
+
+
+def sample(data: Path = DATA) -> list[Path]:
+    """Return a quick row of each experiment, which is the folder above rows."""
+    quickest: dict[Path, tuple[float, Path]] = {}
+    for path in rows([data]):
+        run = read_run(path)
+        cost = float(run.result.get("time/total_s", 0)) / max(1, run.done)
+        private = run.recipe.get("privacy", {}).get("unit", "none") != "none"
+        if cost > QUICK_S or private or run.lacks:
+            continue
+        here = path.parent.parent
+        quickest[here] = min(quickest.get(here, (cost, path)), (cost, path))
+    return [path for _, path in quickest.values()]
+
+
+def replays(paths: Sequence[Path], jobs: int) -> Iterator[Replay]:
+    """Yield the replays of runs, several at a time."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        begun = [pool.submit(replay, path) for path in paths]
+        yield from (done.result() for done in as_completed(begun))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Replay runs as the command line says; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("places", nargs="*", type=Path, default=[DATA], metavar="FOLDER")
+    parser.add_argument("--every-run", action="store_true", help="all seeds, not one of each row")
+    parser.add_argument("--sample", action="store_true", help="a quick row of each experiment")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args(words)
+    paths = rows(given.places)
+    if given.every_run:
+        paths = sorted(path for place in given.places for path in place.rglob("seed-*.csv"))
+    elif given.sample:
+        paths = sample()
+    states: list[State] = []
+    for done in replays(paths, given.jobs):
+        states.append(done.state)
+        print(f"[{len(states)}/{len(paths)}] {done}", flush=True)
+    print(", ".join(f"{state}: {states.count(state)}" for state in dict.fromkeys(states)))
+    return 1 if {"differs", "failed"} & set(states) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The queue of results: its commands as runs, its plan, and the work on it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+from typer.core import TyperGroup
+
+from fedgist.cli.job_progress import Machines, do_jobs, raise_failures
+from fedgist.cli.shared_options import app
+from fedgist.errors import RecipeError, one_of
+from fedgist.report import table_formats
+from fedgist.report.formatting import Sheet, duration
+from fedgist.report.terminal import console, say, words
+from fedgist.studies.archive import Archive
+from fedgist.studies.job import Event, Job
+from fedgist.studies.queue import (
+    ROUND_S,
+    Clock,
+    CutRuns,
+    Experiment,
+    Run,
+    in_order,
+    next_jobs,
+    progress,
+    read_queue,
+    split,
+)
+
+ALL = "all"  # in place of a table's name
+OUT = Path("runs/queue")
+LEAST_PRIORITY = 19
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of click, or of typer's copy of it
+JobsOf = Callable[..., list[Job]]  # of a command's options, by name
+
+
+@dataclass(frozen=True)
+class QueueOptions:
+    """What ``fedgist reproduce all`` is given."""
+
+    file: Path
+    archive: Path | None
+    out: Path | None
+    hours: float | None
+    plan: bool
+    device: str
+    jobs: int | None
+    data_root: Path | None
+    quiet: bool
+
+
+def jobs_of_command(command: str, kinds: dict[str, JobsOf], out: Path) -> tuple[list[Job], Path]:
+    """Return the jobs of a command, and its archive; ``kinds`` makes jobs by the command's name.
+
+    The jobs' folders are below ``out``. RecipeError if it is no command that makes runs.
+    """
+    program, name, *words = shlex.split(command, comments=True)
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, TyperGroup)
+    if program != "fedgist" or name not in kinds:
+        raise RecipeError(f"{command}: expected fedgist {' or fedgist '.join(kinds)}")
+    try:
+        given = commands.commands[name].make_context(name, words).params
+    except UsageError as error:
+        raise RecipeError(f"{command}: {error}") from error
+    if given["archive"] is None:
+        raise RecipeError(f"{command}: it has no --archive")
+    return kinds[name](**{**given, "out": out}), Path(given["archive"])
+
+
+def run_queue(given: QueueOptions, kinds: dict[str, JobsOf]) -> None:
+    """Do the runs of a queue that the archive lacks, or show only what is left."""
+    from fedgist.engines.worker_pool import default_workers  # it loads torch
+
+    experiments = read_queue(given.file)
+    device = one_of(given.device, ("auto", "cpu", "cuda"), "--device")
+    on_gpu = device == "cuda"
+    out, data = given.out or OUT, given.file.parent / "data"
+    archive = Archive(given.archive or data, out)
+    settings = {} if device == "auto" else {"engine.device": device}
+
+    def jobs_of(of: Experiment) -> list[Job]:
+        return _jobs(of, kinds, out, data, settings)
+
+    held, lacking, problems = split(in_order(experiments, jobs_of, on_gpu=on_gpu), archive)
+    clock = Clock(given.hours, ROUND_S["cuda" if on_gpu else "cpu"])
+    at_once = given.jobs or default_workers("cpu")
+    for problem in problems:
+        say(f"! left out: {problem}", error=True)
+    _show_plan(held, lacking, clock, at_once)
+    if given.plan or not lacking:
+        return
+    os.nice(LEAST_PRIORITY)
+    machines = Machines("local", at_once, 1, 0.0, given.data_root)
+    _work(lacking, clock, archive, CutRuns(given.file.with_suffix(""), out), machines, given)
+
+
+def _jobs(
+    of: Experiment, kinds: dict[str, JobsOf], out: Path, data: Path, settings: Mapping[str, str]
+) -> list[Job]:
+    """Return the jobs of an experiment, each in the folder that its archive's file has."""
+    _, archive = jobs_of_command(of.command, kinds, out)
+    if not archive.is_relative_to(data):
+        raise RecipeError(f"{of.command}: its --archive is not below {data}")
+    jobs, _ = jobs_of_command(of.command, kinds, out / archive.relative_to(data))
+    command = of.command.replace(f" --archive {archive}", "")
+    return [
+        Job(f"{of.of}: {job.name}", job.recipe.changed(settings), job.folder, command)
+        for job in jobs
+    ]
+
+
+def _work(
+    lacking: list[Run],
+    clock: Clock,
+    archive: Archive,
+    cut: CutRuns,
+    machines: Machines,
+    given: QueueOptions,
+) -> None:
+    """Do runs until none is left or none fits, and say what is left."""
+    runs = {run.job.folder: run for run in lacking}
+    waiting, count = list(lacking), len(lacking)
+
+    def on_event(job: Job, event: Event) -> bool:
+        run = runs[job.folder]
+        clock.saw(run, event)
+        if event.kind == "done":
+            cut.remove(run)
+        elif event.kind == "stopped" and run.of.cut and (reason := cut.keep(run)):
+            say(f"! {reason}", error=True)
+        return clock.left_s() <= 0
+
+    jobs = next_jobs(waiting, clock, cut)
+    failed = do_jobs(jobs, count, machines, quiet=given.quiet, listener=on_event, archive=archive)
+    held, left, _ = split(runs.values(), archive)
+    _show_plan(held, left, replace(clock, hours=None), machines.at_once or 1)
+    raise_failures(failed)
+
+
+def _show_plan(held: Sequence[Run], lacking: Sequence[Run], clock: Clock, at_once: int) -> None:
+    """Print what is done, running and left of each experiment, with the time that it takes here."""
+    rows, total, ended = [], 0.0, 0
+    for one in progress(held, lacking):
+        if one.done == one.runs:
+            ended += 1
+            continue
+        seconds = clock.seconds(one.cost) / at_once
+        total += seconds
+        rows.append(
+            (
+                one.of.of,
+                f"{one.done}/{one.runs}",
+                str(one.running) if one.running else "-",
+                str(one.begun) if one.begun else "-",
+                duration(seconds) if one.cost else "-",
+                str(one.of.cells) if one.of.cells else "-",
+                "yes" if one.of.gpu else "-",
+            )
+        )
+    columns = ("experiment", "done", "running", "begun", "left", "cells", "GPU")
+    caption = (
+        f"{len(held)} of {len(held) + len(lacking)} runs are in the archive, all of {ended} "
+        f"experiments that are not listed; the others take about {duration(total)} here, "
+        f"{at_once} at a time"
+    )
+    if not rows:
+        console().print(words(caption))
+        return
+    sheet = Sheet("The queue of results", columns, tuple(rows), caption).filled()
+    console().print(table_formats.in_words([sheet], [], "terminal"))
