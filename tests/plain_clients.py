@@ -53,18 +53,22 @@ class Plain:
         epochs: int,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         also: Sequence[Tensor] = (),
+        without_momentum: Sequence[Tensor] = (),
     ) -> None:
         """Let some of a client's layers learn with SGD and momentum, from a fresh start of both.
 
         ``loss`` is one of features and labels, by default the cross-entropy; ``also`` are further
-        tensors that learn.
+        tensors that learn, as are those ``without_momentum``.
         """
         (x, y), layers = self.rows[client], self.layers[client]
         params = [p for layer in layers[which] for p in layer.parameters()]
-        optimizer = torch.optim.SGD([*params, *also], LR, momentum=0.9)
+        groups: list[dict[str, Any]] = [{"params": [*params, *also], "momentum": 0.9}]
+        if without_momentum:
+            groups.append({"params": [*without_momentum], "momentum": 0.0})
+        optimizer = torch.optim.SGD(groups, LR)
         for _ in range(epochs):
             nn.ModuleList(layers).zero_grad()
-            for tensor in also:
+            for tensor in (*also, *without_momentum):
                 tensor.grad = None
             z = self.features(client, x)
             value = F.cross_entropy(layers[-1](z), y) if loss is None else loss(z, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,3 +153,14 @@ def test_gradients_may_lie_in_memory_as_they_like(optimizer: Optimizer) -> None:
         step(optimizer, params, given, init(optimizer, params))
     for name, array in plain.items():
         assert torch.equal(array, other[name])
+
+
+@EVERY
+def test_plain_tensors_learn_by_sgd_beside_any_rule(optimizer: Optimizer) -> None:
+    params, state = go(replace(optimizer, plain=("bias", "absent")))
+    alone, _ = go(optimizer)
+    sgd, _ = go(Optimizer("sgd", lr=optimizer.lr))
+    assert torch.equal(params["bias"], sgd["bias"])
+    assert torch.equal(params["weight"], alone["weight"])
+    assert torch.equal(params["scale"], alone["scale"])
+    assert "bias" not in {**state.first, **state.second}

@@ -192,12 +192,14 @@ def check_difference(row: Row, ours: Any) -> int:
     if not theirs or row.get("difference", "-") == "-":
         return 0
     away = ours.mean() - theirs[0]
-    text = f"{away:+.2f}"
+    points, _, errors = row["difference"].partition(" ")
+    assert float(points) == pytest.approx(away, abs=0.00501)
+    assert points.startswith(("+", "-"))
     if len(ours) > 1 and len(theirs) > 1:
-        text += (
-            f" ({away / math.hypot(ours.std(ddof=1) / math.sqrt(len(ours)), theirs[1]):+.1f} s.e.)"
-        )
-    assert row["difference"] == text
+        far = away / math.hypot(ours.std(ddof=1) / math.sqrt(len(ours)), theirs[1])
+        assert errors == f"({far:+.1f} s.e.)"
+    else:
+        assert not errors
     return 1
 
 

@@ -32,13 +32,18 @@ def mean_squared(z: Tensor, bias: Tensor, consensus: Tensor) -> Tensor:
     return F.mse_loss(z.mean(0), consensus)
 
 
-def plain_rounds(subject: World, far: Far = mean_squared) -> tuple[Plain, list[Tensor]]:
+def plain_rounds(
+    subject: World, far: Far = mean_squared, consensus_of: str = "trained", bias: str = "sgd"
+) -> tuple[Plain, list[Tensor]]:
     """Return the clients after the rounds, and their biases."""
-    plain = Plain(subject)
+    plain, before = Plain(subject), Plain(subject)
     biases = [torch.zeros(5, requires_grad=True) for _ in EVERYBODY]
     consensus: dict[int, Tensor] = {}
-    for group in plain.within():
-        z = torch.cat([plain.features(k, plain.rows[k][0]).detach() for k in group])
+    if consensus_of == "trained":
+        for k in EVERYBODY:
+            before.learn(k, slice(None), EPOCHS)
+    for group in before.within():
+        z = torch.cat([before.features(k, before.rows[k][0]).detach() for k in group])
         consensus |= {k: z.mean(0) for k in group}
 
     def work(k: int) -> None:
@@ -46,19 +51,24 @@ def plain_rounds(subject: World, far: Far = mean_squared) -> tuple[Plain, list[T
             task_loss = F.cross_entropy(plain.layers[k][-1](z + biases[k]), y)
             return task_loss + KAPPA * far(z, biases[k], consensus[k])
 
-        plain.learn(k, slice(None), EPOCHS, loss, [biases[k]])
+        also = {"also" if bias == "as_net" else "without_momentum": [biases[k]]}
+        plain.learn(k, slice(None), EPOCHS, loss, **also)
 
     return plain.rounds(work, slice(None), plain.within()), biases
 
 
-def test_net_and_bias_learn_together_by_the_regularized_loss() -> None:
-    subject = two_models("feddbe", kappa=KAPPA)
-    plain, biases = plain_rounds(subject)
+@pytest.mark.parametrize("consensus", ["trained", "start"])
+@pytest.mark.parametrize("bias", ["sgd", "as_net"])
+def test_net_and_bias_learn_together_by_the_regularized_loss(consensus: str, bias: str) -> None:
+    subject = two_models("feddbe", kappa=KAPPA, consensus=consensus, bias=bias)
+    plain, biases = plain_rounds(subject, consensus_of=consensus, bias=bias)
+    other = "start" if consensus == "trained" else "trained"
+    assert not plain_rounds(subject, consensus_of=other, bias=bias)[0].agrees(held(subject))
     for plan in (Plan(5), Plan(1, stack=False)):
         found = held(subject, plan)
         assert plain.agrees(found)
-        for client, bias in zip(found, biases, strict=True):
-            assert torch.allclose(client.own.bias, bias, atol=2e-5)
+        for client, own in zip(found, biases, strict=True):
+            assert torch.allclose(client.own.bias, own, atol=2e-5)
 
 
 WRONG: list[Far] = [

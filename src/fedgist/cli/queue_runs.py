@@ -146,21 +146,21 @@ def _work(
 def _show_plan(held: Sequence[Run], lacking: Sequence[Run], clock: Clock, at_once: int) -> None:
     """Print what is done, running and left of each experiment, with the time that it takes here."""
     rows, total, ended = [], 0.0, 0
-    for one in progress(held, lacking):
-        if one.done == one.runs:
+    for row in progress(held, lacking):
+        if row.done == row.runs:
             ended += 1
             continue
-        seconds = clock.seconds(one.cost) / at_once
+        seconds = clock.seconds(row.cost) / at_once
         total += seconds
         rows.append(
             (
-                one.of.of,
-                f"{one.done}/{one.runs}",
-                str(one.running) if one.running else "-",
-                str(one.begun) if one.begun else "-",
-                duration(seconds) if one.cost else "-",
-                str(one.of.cells) if one.of.cells else "-",
-                "yes" if one.of.gpu else "-",
+                row.of.of,
+                f"{row.done}/{row.runs}",
+                str(row.running) if row.running else "-",
+                str(row.begun) if row.begun else "-",
+                duration(seconds) if row.cost else "-",
+                str(row.of.cells) if row.of.cells else "-",
+                "yes" if row.of.gpu else "-",
             )
         )
     columns = ("experiment", "done", "running", "begun", "left", "cells", "GPU")

@@ -36,9 +36,10 @@ def init(optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerState:
     """Return a fresh state for ``params``, each (clients, ...)."""
     has_first, has_second = optimizer.name != "sgd", optimizer.name in ADAMS
     any_param = next(iter(params.values()))
+    moved = {n: p for n, p in params.items() if n not in optimizer.plain}
     return OptimizerState(
-        first={n: torch.zeros_like(p) for n, p in params.items() if has_first},
-        second={n: torch.zeros_like(p) for n, p in params.items() if has_second},
+        first={n: torch.zeros_like(p) for n, p in moved.items() if has_first},
+        second={n: torch.zeros_like(p) for n, p in moved.items() if has_second},
         count=torch.zeros(len(any_param), dtype=torch.int64, device=any_param.device),
     )
 
@@ -57,6 +58,10 @@ def step(
     compares the counts, and a GPU uses the rule for different counts.
     """
     state.count.add_(1)
+    if optimizer.plain:
+        for name in params.keys() & optimizer.plain:
+            params[name].sub_(grads[name], alpha=optimizer.lr)
+        params = {name: p for name, p in params.items() if name not in optimizer.plain}
     if optimizer.name in ADAMS and (_in_step(state.count) if together is None else together):
         _fused_adam(optimizer, params, grads, state)
         return

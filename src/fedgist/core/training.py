@@ -29,7 +29,8 @@ class Optimizer:
     Only ``adam`` and ``adamw`` read ``betas`` and ``eps``. ``weight_decay`` is added to the
     gradient; ``adamw`` subtracts it from the parameters. A phase that changes one setting of the
     recipe's optimizer takes ``replace(ctx.task.training.optimizer, lr=0.1)``; a new optimizer has
-    none of the recipe's settings, so it must state its rate.
+    none of the recipe's settings, so it must state its rate. The tensors named in ``plain``, such
+    as ``own.bias``, learn by plain SGD of the same rate, without decay.
     """
 
     name: OptimizerName
@@ -38,6 +39,7 @@ class Optimizer:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    plain: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

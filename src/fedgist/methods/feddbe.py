@@ -7,8 +7,8 @@ representation space" (NeurIPS 2023, https://arxiv.org/abs/2311.14975). See docs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class FeatureSum:
 
 @message(reduce="sum")
 class Common:
-    """The weights, and the sum over all clients of the features of the common initial net."""
+    """The weights, and the sum over all clients of the features before round 1."""
 
     weights: Weights
     consensus: FeatureSum
@@ -70,13 +70,24 @@ class Bias:
     bias: Tensor
 
 
+def _alone(net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tensor:
+    """Return the task's loss of the net without a bias, ()."""
+    del own, down
+    return ctx.task.objective.loss(net(batch.x), batch)
+
+
 @dataclass(frozen=True)
 class FedDBE(Method):
     """Domain bias eliminator on FedAvg, with momentum 1: a batch's mean replaces the client's."""
 
-    kappa: NonNegative = 50.0
+    kappa: NonNegative = 25.0
     """Weight of the mean regularization: how strongly mean features are held together."""
+    consensus: Literal["trained", "start"] = "trained"
+    """Bodies whose mean features are held: trained locally before round 1, or the common start."""
+    bias: Literal["sgd", "as_net"] = "sgd"
+    """How the bias learns: by plain SGD of the net's rate, or by the net's optimizer."""
 
+    version: ClassVar[int] = 2
     keeps: ClassVar[Part] = "none"
     targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
 
@@ -119,10 +130,16 @@ class FedDBE(Method):
         return (net if isinstance(down, Nothing) else net.with_arrays(down.weights.arrays)), own
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return one phase in which the net and the client's bias learn together."""
+        """Return one phase in which the net and the client's bias learn together.
+
+        For the means, the net learns alone, if at all; what it learned is not kept.
+        """
         if ctx.stage == "means":
-            return ()
-        return (Phase(("all", "own.bias")),)
+            return (Phase(loss=_alone),) if self.consensus == "trained" else ()
+        plain = ("own.bias",) if self.bias == "sgd" else ()
+        return (
+            Phase(("all", "own.bias"), optimizer=replace(ctx.task.training.optimizer, plain=plain)),
+        )
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Common, ctx: Context) -> Tensor:
         """Return the task's loss of z + bias, plus kappa times MSE(mean of z, consensus), ().

@@ -107,7 +107,7 @@ def difference(wanted: Recipe, kept: Recipe) -> str | None:
 def _same_method(wanted: Recipe, kept: Recipe) -> bool:
     from fedgist.recipe.method_loading import build_method  # it loads torch
 
-    one, other = wanted.method, kept.method
-    return one.name == other.name and (
-        build_method(one.name, one.options) == build_method(other.name, other.options)
+    new, old = wanted.method, kept.method
+    return new.name == old.name and (
+        build_method(new.name, new.options) == build_method(old.name, old.options)
     )

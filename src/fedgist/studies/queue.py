@@ -93,7 +93,7 @@ def in_order(
 
     All methods of an experiment have their first seed before one has its second.
     """
-    ordered = sorted(experiments, key=lambda one: one.gpu != on_gpu)
+    ordered = sorted(experiments, key=lambda of: of.gpu != on_gpu)
     runs: dict[Path, Run] = {}
     for of in ordered:
         jobs = jobs_of(of)
