@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.cli.recipe_files import find_recipe, find_table
+from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import read
 from fedgist.recipe.schema import PaperSection
 from fedgist.report import comparison
@@ -17,6 +18,7 @@ from fedgist.report.paper_comparison import PaperRow
 from fedgist.report.varied import VariedLine, varied
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.versions import is_current
 from fedgist.studies.paper_table import read_paper_table
 from fedgist.studies.queue import read_queue
 
@@ -115,7 +117,7 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
     for label, place in (places | also).items():
         row = _row(data / place, paper, metric)
         method = row.method if row else label
-        named = ", ".join([label, *filter(None, [row.runs[0].before if row else ""])])
+        named = ", ".join([label, *filter(None, [_before(row.runs[0]) if row else ""])])
         own_row = replace(row, label=named) if row else None
         cells.append(PaperRow(named, method, _printed(paper, method, printed.get(named)), own_row))
     commands = tuple(about.get("commands", ()))
@@ -123,6 +125,13 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
     return Experiment(
         about["name"], about["title"], text, commands, paper, tuple(cells), about, reference, data
     )
+
+
+def _before(run: FinishedRun) -> str:
+    """Return what a run of an earlier version lacks, or an empty text."""
+    if run.before or is_current(run.name, run.result):
+        return run.before
+    return f"before version {METHODS[base_name(run.name)].version}"
 
 
 def _printed(section: PaperSection, method: str, own: Sequence[float] | None) -> Paper | None:

@@ -13,7 +13,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import results_index
 from fedgist.report import tables, varied
 from fedgist.report.drawing import Picture
 from fedgist.report.formatting import Sheet, duration
@@ -25,6 +27,7 @@ from results_pictures import pictures, write
 from results_prose import Sources, rendered, updated
 
 DATA = RESULTS / "data"
+VERDICTS = {"holds", "in part", "does not", "not tested"}
 REFERENCE = "local"  # what sharing gains is the difference from it
 DOCS = Path(__file__).parent
 #: Other pages with the tables of an experiment, and the page of results and experiment it is of.
@@ -64,11 +67,12 @@ def section(found: Experiment, drawn: Sequence[Picture], text: str = "") -> Iter
 
 
 def _stale(found: Experiment) -> str:
-    """Return what a heading says of rows that lack a correction and have not been run again."""
-    old = [row for row in found.rows if row.is_old]
+    """Return what a heading says of rows of an earlier version that have not been run again."""
+    run = [cell for cell in found.cells if cell.row]
+    old = [cell for cell in run if ", before " in cell.label]
     if not old:
         return ""
-    some = "" if len(old) == len(found.rows) else f"{len(old)} of {len(found.rows)} rows "
+    some = "" if len(old) == len(run) else f"{len(old)} of {len(run)} rows "
     return f" ({some}before a correction)"
 
 
@@ -138,6 +142,9 @@ def _remarks(found: Experiment) -> Iterator[str]:
     rows, setting = found.rows, found.options.get("over")
     if not setting and any(row.target and not row.target.by_all for row in rows):
         yield "†: not every seed reaches the target; of such a seed its best round counts."
+    if rows and all(len(row.runs) == 1 for row in rows) and "seeds" not in found.options:
+        yield "One seed: all rows share one division of the data, and a part of their distance from"
+        yield "the paper with it."
     changed = dict.fromkeys(d for row in rows if row.paper for d in row.paper.departs)
     if departs := [text for text in changed if text.partition(" = ")[0] != setting]:
         yield f"Other settings than the paper's: {', '.join(f'`{d}`' for d in departs)}."
@@ -169,11 +176,29 @@ def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
     }
     lead = rendered(about["text"], Sources(experiments, plain=about.get("plain", {})))
     lines, drawn = [f"# {about['title']}", "", *_paragraphs(lead)], []
+    lines += claims(about, experiments)
     for name, found in experiments.items():
         drawn.append(pictures(found))
         sources = Sources(experiments, name, found.options.get("plain", {}))
         lines += section(found, drawn[-1], rendered(found.text, sources))
     return "\n".join(lines) + "\n", [picture for some in drawn for picture in some]
+
+
+def claims(about: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> list[str]:
+    """Return the lines of the section of a paper's claims: each with what came of it here."""
+    stated = about.get("claims", [])
+    if not stated:
+        return []
+    plain = about.get("claims_plain", {})
+    here = rendered("\n".join(one["text"] for one in stated), Sources(experiments, plain=plain))
+    pairs = zip(stated, here.split("\n"), strict=True)
+    rows = tuple((one["claim"], one["here"], text) for one, text in pairs)
+    unknown = {one["here"] for one in stated} - VERDICTS
+    if unknown:
+        raise ValueError(f"{about['title']}: a claim {', '.join(unknown)}; known: {VERDICTS}")
+    table = ["| The paper's claim | here | by |", "|---|---|---|"]
+    table += [f"| {' | '.join(cells)} |" for cells in rows]
+    return ["", "## The paper's claims", "", *table]
 
 
 def with_tables(page: str, results: str, name: str, data: Path = DATA) -> str:
@@ -191,6 +216,7 @@ def update(path: Path) -> list[str]:
     experiments = {one["name"]: experiment(one, DATA) for one in about["experiments"]}
     texts = [(about["text"], Sources(experiments))]
     texts += [(found.text, Sources(experiments, name)) for name, found in experiments.items()]
+    texts += [(one["text"], Sources(experiments)) for one in about.get("claims", [])]
     changes = []
     for text, sources in texts:
         new, some = updated(text, sources)
@@ -217,6 +243,7 @@ def main() -> None:
         for picture in drawn:
             write(picture, images)
         path.with_suffix(".md").write_text(text, encoding="utf-8")
+    (RESULTS / "index.md").write_text(results_index.page(DATA), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ NEAR = 1e-4  # of a loss, or of 1 if the loss is below 1
 NEAR_ON_A_GPU = 1e-2  # of a run on a GPU: its sums are in another order, and Adam amplifies
 LONG_S = 60.0  # a round that takes longer is the only one
 ROUNDS = 2
-QUICK_S = 3.0  # a sample has no run whose rounds took longer on average
+QUICK_S = 15.0  # a sample has no run whose rounds took longer on average
 State = Literal["same", "differs", "left out", "failed"]
 
 
@@ -135,7 +135,8 @@ def _left_out(run: FinishedRun, archived: dict[int, float]) -> str:
 def _on_one_core(run: FinishedRun) -> Recipe:
     """Return a run's recipe without evaluations, for one core of a CPU."""
     recipe = make(dict(run.recipe))
-    here = {"engine.workers": 1, "engine.server_threads": 1, "evaluate.every": run.planned}
+    here: dict[str, object] = {"engine.workers": 1, "evaluate.every": run.planned}
+    here |= {"engine.server_threads": 1}
     if recipe.engine.device != "cpu":
         here |= {"engine.device": "cpu", "engine.plans": {}}
     return recipe.changed(here)
@@ -148,17 +149,22 @@ def rows(places: Sequence[Path]) -> list[Path]:
 
 
 def sample(data: Path = DATA) -> list[Path]:
-    """Return a quick row of each experiment, which is the folder above rows."""
-    quickest: dict[Path, tuple[float, Path]] = {}
+    """Return the quickest row of each experiment, which is the folder above rows.
+
+    A row in which clients share something comes first. Slow rows, those of a GPU, and those that
+    cannot be compared are left out.
+    """
+    quickest: dict[Path, tuple[bool, float, Path]] = {}
     for path in rows([data]):
         run = read_run(path)
         cost = float(run.result.get("time/total_s", 0)) / max(1, run.done)
-        private = run.recipe.get("privacy", {}).get("unit", "none") != "none"
-        if cost > QUICK_S or private or run.lacks:
-            continue
-        here = path.parent.parent
-        quickest[here] = min(quickest.get(here, (cost, path)), (cost, path))
-    return [path for _, path in quickest.values()]
+        losses = {line["round"]: line[TRAIN_LOSS] for line in run.rounds if line.get(TRAIN_LOSS)}
+        on_cpu = run.recipe.get("engine", {}).get("device") == "cpu"
+        if cost <= QUICK_S and on_cpu and not _left_out(run, losses):
+            mine = run.name in {"local", "centralized"}, cost, path
+            here = path.parent.parent
+            quickest[here] = min(quickest.get(here, mine), mine)
+    return [path for *_, path in quickest.values()]
 
 
 def replays(paths: Sequence[Path], jobs: int) -> Iterator[Replay]:

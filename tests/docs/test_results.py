@@ -23,7 +23,7 @@ from fedgist.runs.finished.archived_run import to_csv
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FEATURES
 from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
-from results_page import COPIES, DATA, DOCS, make, section, tables_of, with_tables
+from results_page import COPIES, DATA, DOCS, claims, make, section, tables_of, with_tables
 from results_pictures import digest, pictures, write
 
 AGAIN = "run: python docs/results_page.py"
@@ -161,14 +161,47 @@ def test_accuracies_are_beside_the_papers(about: dict[str, Any], tmp_path: Path)
     assert table["local"]["against local training"] == "-"
 
 
-def test_the_papers_test_is_against_its_reference(about: dict[str, Any], tmp_path: Path) -> None:
+def test_the_papers_test_is_against_its_reference_and_corrected_by_holm(
+    about: dict[str, Any], tmp_path: Path
+) -> None:
+    head, *_ = first_table(experiment(about | {"reference": "fedlog"}, tmp_path))
+    assert not any(title.startswith("p ") for title in head)  # three pairs cannot be significant
+    for method, last in {"fedlog": 0.93, "fedavg": 0.64, "local": 0.88}.items():
+        for seed in (3, 4):
+            archived(tmp_path / "some" / method, method, seed, [0.2, 0.3, last], SENT[method])
     head, *rows = first_table(experiment(about | {"reference": "fedlog"}, tmp_path))
     table = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    # all three pairs lie on one side: one of eight equally likely outcomes
+    # all five pairs lie on one side: one of 32 equally likely outcomes
     chances = {label: row["p against fedlog"] for label, row in table.items()}
-    assert chances == {"fedlog": "-", "fedavg": "0.125", "fedprox": "-", "local": "0.125"}
+    assert chances == {"fedlog": "-", "fedavg": "0.0312", "fedprox": "-", "local": "0.0312"}
+    assert {row["p by Holm"] for row in table.values()} == {"-", "0.0625"}
     head, *rows = first_table(experiment(about | {"reference": "local"}, tmp_path))
     assert dict(zip(head, rows[0], strict=True))["p against local"] == "1"
+
+
+def test_two_seeds_have_no_standard_error(about: dict[str, Any], tmp_path: Path) -> None:
+    for method in LAST:
+        (tmp_path / "some" / method / "seed-2.csv").unlink()
+    head, *rows = first_table(experiment(about | {"reference": "fedlog"}, tmp_path))
+    ours = [dict(zip(head, row, strict=True)) | {"the paper's": ""} for row in rows]
+    assert not any("±" in cell for row in ours for cell in row.values())
+
+
+@pytest.mark.parametrize("verdict", ["holds", "perhaps"])
+def test_a_claim_has_a_verdict_and_its_numbers_a_source(
+    about: dict[str, Any], tmp_path: Path, verdict: str
+) -> None:
+    found = {"some": experiment(about, tmp_path)}
+    text = "{91.0|some: fedlog: last} here"
+    stated = {"title": "A page", "claims": [{"claim": "It is good", "here": verdict, "text": text}]}
+    if verdict == "perhaps":
+        with pytest.raises(ValueError, match="a claim perhaps"):
+            claims(stated, found)
+        return
+    assert claims(stated, found)[-1] == "| It is good | holds | 91.0 here |"
+    stated["claims"][0]["text"] = "{91.5|some: fedlog: last} here"  # type: ignore[index]
+    with pytest.raises(ValueError, match=r"91\.5 is 91\.000"):
+        claims(stated, found)
 
 
 def test_a_loss_is_no_share_and_its_best_is_the_lowest(

@@ -6,17 +6,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import PaperSection
-from fedgist.report.comparison import Paper, Row, Study, against, paper_numbers
+from fedgist.report.comparison import (
+    SIGNIFICANT,
+    Paper,
+    Row,
+    Study,
+    against,
+    paper_numbers,
+)
 from fedgist.report.formatting import Sheet, bits_text
-from fedgist.report.stats import Estimate, estimate
+from fedgist.report.stats import Estimate, estimate, holm, smallest_p
 from fedgist.report.tables import chance, printed_accuracy, shower
 
 TUNED = "eval/client/finetuned_accuracy_mean"
+TRAINED = "eval/client/trained_accuracy_mean"
+LEAST_FOR_ERROR = 3  # seeds
 NOT_RUN = "not yet run"
 PRINTED = "the paper's"
 
@@ -105,6 +115,7 @@ def accuracies(
     comparable
         Whether our numbers can be compared with the paper's.
     """
+    chances = _chances(rows, reference)
     columns: dict[str, Cell] = {
         "": lambda row: row.label,
         "rounds": _of(lambda row: str(row.rounds[1])),
@@ -113,18 +124,42 @@ def accuracies(
         PRINTED: _printed,
         "difference": lambda row: _difference(row) if comparable else "-",
         "against local training": lambda row: _gain(row, _reference(rows, local, row)),
-        f"p against {reference}": lambda row: _p(row, _reference(rows, reference, row)),
+        f"p against {reference}": lambda row: chance(chances.get(row.label, (None, None))[0]),
+        "p by Holm": lambda row: chance(chances.get(row.label, (None, None))[1]),
         f"after {at} rounds": _of(lambda row: _after(row, at) if at else "-"),
-        "best round": _of(lambda row: shower(row.measure)(row.best)),
+        "best round": lambda row: _shown(row, row.row.best) if row.row else "-",
     }
     lines: list[tuple[str, ...]] = []
     for row in rows:
         lines.append(tuple(cell(row) for cell in columns.values()))
-        if row.row and (tuned := _mean(row.row.finals(TUNED))):
-            ours = shower(row.row.measure)(tuned)
-            cells = (f"{row.label}, fine-tuned", lines[-1][1], str(tuned.count), ours)
+        for words, scores in _further(row):
+            cells = (f"{row.label}, {words}", lines[-1][1], str(scores.count), _shown(row, scores))
             lines.append((*cells, *["-"] * (len(columns) - len(cells))))
     return Sheet("Accuracy", tuple(columns), tuple(lines)).filled()
+
+
+def _further(row: PaperRow) -> Iterator[tuple[str, Estimate]]:
+    """Yield other scores of a row's models in words: fine-tuned, or trained before the average."""
+    if row.row and (tuned := _mean(row.row.finals(TUNED))):
+        yield "fine-tuned", tuned
+    name = base_name(row.method)
+    keeps: object = METHODS[name].keeps if name in METHODS else ""
+    if row.row and keeps == "none" and (trained := _mean(row.row.finals(TRAINED))):
+        yield "after local training", trained
+
+
+def _chances(rows: Sequence[PaperRow], method: str) -> dict[str, tuple[float, float]]:
+    """Return by label the p-values against a method, and these corrected for all by Holm.
+
+    There is none where so few pairs cannot be significant.
+    """
+    found = {}
+    for row in rows:
+        other = _reference(rows, method, row)
+        versus = against(row.row, other) if row.row and other else None
+        if versus and versus.p is not None and smallest_p(versus.difference.count) <= SIGNIFICANT:
+            found[row.label] = versus.p
+    return dict(zip(found, zip(found.values(), holm([*found.values()]), strict=True), strict=True))
 
 
 def _of(value: Callable[[Row], str]) -> Cell:
@@ -140,7 +175,15 @@ def _mean(values: Mapping[int, float]) -> Estimate | None:
 
 
 def _ours(row: PaperRow) -> str:
-    return shower(row.row.measure)(row.row.final) if row.row else "-"
+    return _shown(row, row.row.final) if row.row else "-"
+
+
+def _shown(row: PaperRow, value: Estimate | None, *, signed: bool = False) -> str:
+    """Return a value with its error; that of two seeds is no estimate of one, and is left out."""
+    assert row.row is not None
+    few = value is not None and value.count < LEAST_FOR_ERROR
+    value = replace(value, error=None) if value and few else value
+    return shower(row.row.measure)(value, signed=signed)
 
 
 def _printed(row: PaperRow) -> str:
@@ -154,7 +197,8 @@ def _difference(row: PaperRow) -> str:
         return "-"
     mean, *error = theirs
     away = ours.mean - mean
-    both = math.hypot(ours.error, *error) if ours.error is not None and error else None
+    enough = ours.count >= LEAST_FOR_ERROR
+    both = math.hypot(ours.error, *error) if enough and ours.error is not None and error else None
     return f"{100 * away:+.2f}" + (f" ({away / both:+.1f} s.e.)" if both else "")
 
 
@@ -180,12 +224,7 @@ def _reference(rows: Sequence[PaperRow], method: str, beside: PaperRow) -> Row |
 
 def _gain(row: PaperRow, other: Row | None) -> str:
     versus = against(row.row, other) if row.row and other else None
-    return shower(other.measure)(versus.difference, signed=True) if versus and other else "-"
-
-
-def _p(row: PaperRow, other: Row | None) -> str:
-    versus = against(row.row, other) if row.row and other else None
-    return chance(versus.p) if versus else "-"
+    return _shown(row, versus.difference, signed=True) if versus else "-"
 
 
 def communication(rows: Sequence[PaperRow], paper: PaperSection, fedavg: str) -> Sheet | None:

@@ -72,7 +72,7 @@ def versions(method: Method) -> dict[str, str | int]:
     return {
         "python": platform.python_version(),
         **packages,
-        **({"commit": found} if (found := commit()) else {}),
+        **({"commit": commit()} if commit() else {}),
         "method": now.method,
         "arithmetic": now.arithmetic,
         "cores": str(os.cpu_count()),

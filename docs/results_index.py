@@ -1,0 +1,119 @@
+"""The page that counts the papers' cells by state, from the archive: docs/results/index.md."""
+
+from __future__ import annotations
+
+import textwrap
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgist.report.formatting import Sheet
+from fedgist.report.table_formats import markdown_table
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import read_run
+from fedgist.runs.versions import is_current
+
+CELLS = "cells.toml"  # in the archive's folder
+SIZE, SMALLER, OLD, NONE = "at the paper's size", "smaller", "by an earlier version", "not run"
+#: Beginnings of departures from a paper that make an experiment smaller.
+OF_SIZE = ("train.num_rounds", "data.train_rows", "data.image_size", "model.width")
+LEAD = """
+This page counts the cells of the four papers' tables, and of the figures that print numbers, by
+what is in our archive. It is for readers who want to know how much of a paper was done again. What
+came out stands on the papers' pages.
+
+**{size} of {all} cells are at the paper's size**; {others}. The page is made by
+`python docs/results_page.py` from the archived runs. `fedgist reproduce all --plan` shows what
+comes next.
+""".strip()
+STATES = (SIZE, SMALLER, OLD, NONE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a paper's table: how many of its cells are in each state, and by how many seeds."""
+
+    paper: str
+    title: str
+    counts: Counter[str]
+    seeds: tuple[int, ...] = ()
+    why: str = ""
+
+
+def parts(data: Path) -> list[Part]:
+    """Return the parts of all papers' tables with the state of their cells."""
+    about = tomllib.loads((data / CELLS).read_text(encoding="utf-8"))["parts"]
+    return [_part(one, data) for one in about]
+
+
+def _part(about: Mapping[str, Any], data: Path) -> Part:
+    if "rows" not in about:
+        counts = Counter({NONE: about["cells"]})
+        return Part(about["paper"], about["title"], counts, why=about["why"])
+    counts, seeds = Counter[str](), []
+    for row in about["rows"]:
+        whole = _runs(data, about.get("of", ""), row)
+        runs = whole or _runs(data, about.get("smaller", ""), row)
+        counts[_state(runs, smaller=not whole)] += about["cells"]
+        seeds += [len(runs)] if runs else []
+    return Part(about["paper"], about["title"], counts, tuple(seeds))
+
+
+def _runs(data: Path, of: str, row: str) -> list[FinishedRun]:
+    place = data / of.format(row)
+    return [read_run(path) for path in sorted(place.glob("seed-*.csv"))] if of else []
+
+
+def _state(runs: Sequence[FinishedRun], *, smaller: bool) -> str:
+    if not runs:
+        return NONE
+    if any(run.lacks or not is_current(run.name, run.result) for run in runs):
+        return OLD
+    departs = [text for run in runs for text in run.recipe.get("paper", {}).get("departs", ())]
+    smaller = smaller or any(text.startswith(OF_SIZE) for text in departs)
+    return SMALLER if smaller else SIZE
+
+
+def page(data: Path) -> str:
+    """Return the page."""
+    found = parts(data)
+    total = sum((part.counts for part in found), Counter[str]())
+    lines = ["# Results beside the papers", "", *_lead(total)]
+    for paper in dict.fromkeys(part.paper for part in found):
+        lines += [f"## {paper}", "", *_table([p for p in found if p.paper == paper]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _lead(total: Counter[str]) -> Iterator[str]:
+    others = "; ".join(f"{total[state]} {state}" for state in STATES[1:])
+    for paragraph in LEAD.format(size=total[SIZE], all=total.total(), others=others).split("\n\n"):
+        yield from (*textwrap.wrap(paragraph, 100, break_on_hyphens=False), "")
+
+
+def _table(found: Sequence[Part]) -> list[str]:
+    rows = [
+        (part.title, str(part.counts.total()), *_counts(part.counts), _seeds(part))
+        for part in found
+    ]
+    total = sum((part.counts for part in found), Counter[str]())
+    rows.append(("all", str(total.total()), *_counts(total), ""))
+    return _linked(markdown_table(Sheet("", ("", "cells", *STATES, "seeds"), tuple(rows))))
+
+
+def _linked(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a table in which titles may be links."""
+    return [line.replace("\\[", "[").replace("\\]", "]").replace("\\(", "(") for line in lines]
+
+
+def _counts(counts: Counter[str]) -> list[str]:
+    return [str(counts[state]) if counts[state] else "-" for state in STATES]
+
+
+def _seeds(part: Part) -> str:
+    if part.why:
+        return part.why
+    low, high = (min(part.seeds), max(part.seeds)) if part.seeds else (0, 0)
+    return "-" if not high else str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,66 @@
+"""Archived runs are what this code computes: a sample of them begins again, round by round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedgist
+import replay
+from fedgist.recipe.reading import make
+from fedgist.runs.columns import TRAIN_LOSS
+from fedgist.runs.finished.archived_run import archived_part, to_csv
+from fedgist.runs.finished.run_reader import read_run
+
+RECIPE: dict[str, Any] = {
+    "data": {"train_rows": 100},
+    "clients": {"num_clients": 4},
+    "method": {"name": "fedavg"},
+    "train": {"num_rounds": 3},
+    "engine": {"workers": 1},
+}
+
+
+def archived(folder: Path, *, off: float = 0.0, result: dict[str, Any] | None = None) -> Path:
+    """An archived run; ``off`` is added to its loss of round 2."""
+    fedgist.run(make(RECIPE), out=folder / "run")
+    run = archived_part(read_run(folder / "run"), "a command")
+    for line in run.rounds:
+        line[TRAIN_LOSS] += off if line["round"] == 2 else 0.0
+    path = folder / "row" / "seed-0.csv"
+    path.parent.mkdir()
+    path.write_text(to_csv(replace(run, result=run.result | (result or {}))))
+    return path
+
+
+def test_a_run_of_this_code_is_the_same_and_two_rounds_are_done(tmp_path: Path) -> None:
+    done = replay.replay(archived(tmp_path))
+    assert (done.state, len(done.losses)) == ("same", 2)
+
+
+@pytest.mark.parametrize("off", [3e-4, -3e-4])
+def test_a_loss_that_moved_is_found(tmp_path: Path, off: float) -> None:
+    path = archived(tmp_path, off=off)
+    done = replay.replay(path)
+    assert done.state == "differs"
+    assert done.losses[0][0] == pytest.approx(done.losses[0][1], abs=1e-5)
+    assert replay.main([str(path.parent), "--jobs", "1"]) == 1
+
+
+def test_a_run_of_an_earlier_version_is_left_out(tmp_path: Path) -> None:
+    done = replay.replay(archived(tmp_path, result={"versions": {"method": 7}}))
+    assert done.state == "left out"
+    assert "earlier version" in done.reason
+
+
+@pytest.mark.environment
+def test_a_quick_row_of_each_experiment_is_what_this_code_computes() -> None:
+    paths = replay.sample()
+    places = {path.parent.parent for path in paths}
+    assert len(paths) == len(places) > 20
+    done = list(replay.replays(paths, 2))
+    assert [str(one) for one in done if one.state not in {"same", "left out"}] == []
+    assert sum(one.state == "same" for one in done) > 20
