@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test test-all test-rest check pythons docs docs-links wheel fuzz mutants format bench clean
+.PHONY: help install demo test test-all test-rest check pythons docs docs-links wheel fuzz mutants format results bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -77,6 +77,10 @@ fuzz: $(STAMP) ## 10,000 broken recipes, records, checkpoints, data files and Py
 
 mutants: $(STAMP) ## Whether each fault of mutants.toml is caught by its test, ten minutes; ONLY=7 for one
 	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only "$(ONLY)")
+
+results: $(STAMP) ## Work through the queue of results (ARGS="--plan", "--hours 8"), then make their pages
+	$(BIN)/fedgist reproduce all $(ARGS)
+	$(BIN)/python docs/results_page.py
 
 bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
 	$(BIN)/python bench/bench.py --out bench.json

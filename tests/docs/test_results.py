@@ -172,11 +172,11 @@ def test_the_papers_test_is_against_its_reference_and_corrected_by_holm(
     head, *rows = first_table(experiment(about | {"reference": "fedlog"}, tmp_path))
     table = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     # all five pairs lie on one side: one of 32 equally likely outcomes
-    chances = {label: row["p against fedlog"] for label, row in table.items()}
+    chances = {label: row["p (fedlog better)"] for label, row in table.items()}
     assert chances == {"fedlog": "-", "fedavg": "0.0312", "fedprox": "-", "local": "0.0312"}
     assert {row["p by Holm"] for row in table.values()} == {"-", "0.0625"}
     head, *rows = first_table(experiment(about | {"reference": "local"}, tmp_path))
-    assert dict(zip(head, rows[0], strict=True))["p against local"] == "1"
+    assert dict(zip(head, rows[0], strict=True))["p (local better)"] == "1"
 
 
 def test_two_seeds_have_no_standard_error(about: dict[str, Any], tmp_path: Path) -> None:

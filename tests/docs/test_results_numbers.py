@@ -150,7 +150,7 @@ def check_accuracies(found: Experiment, rows: list[Row]) -> int:
         if row.get("against local training", "-") != "-":
             check(row["against local training"], paired(last, local), "+")
         for title, text in row.items():
-            if title.startswith("p against") and text != "-":
+            if title.startswith("p (") and text != "-":
                 assert best is not None
                 differences = paired(best.last(column), last)
                 assert len(differences) >= 5  # with fewer none can be significant

@@ -525,3 +525,16 @@ def test_clients_without_a_class_in_common_learn_all_the_same(
     assert not run.state["server/mean"][3].any()
     losses = [line["train/loss"] for line in run.rounds]
     assert losses[3] < losses[0]
+
+
+def test_in_the_control_zeros_are_shared_and_counts_stay() -> None:
+    plain, control = (
+        federation(world("repshare", options={"n_avg": 100, "control": control}, train=WHOLE))
+        for control in (False, True)
+    )
+    for fed in (plain, control):
+        fed.advance()
+        fed.engine.close()
+    assert not bool(control.server.released.total.any())
+    assert bool(plain.server.released.total.any())
+    assert torch.equal(control.server.released.rows, plain.server.released.rows)

@@ -285,6 +285,11 @@ class RepShare(PeerMethod):
 
     Differential privacy for records needs it.
     """
+    control: bool = False
+    """Whether clients release zeros in place of features, for an experiment's control.
+
+    What is gained then comes from noise and from the pull of features to zero, not from sharing.
+    """
 
     keeps: ClassVar[Part] = "all"
     targets: ClassVar[frozenset[Target]] = frozenset({"class"})
@@ -462,6 +467,7 @@ class RepShare(PeerMethod):
     ) -> ReleaseSums:
         """Return sums of features by class, over all rows and over each observation's rows."""
         z = net.features(batch.x)[:, : down.mean.shape[1]]
+        z = torch.zeros_like(z) if self.control else z
         batch, z = counted(z, batch, ctx.task.privacy), bounded(z, ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)

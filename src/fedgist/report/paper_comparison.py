@@ -124,7 +124,7 @@ def accuracies(
         PRINTED: _printed,
         "difference": lambda row: _difference(row) if comparable else "-",
         "against local training": lambda row: _gain(row, _reference(rows, local, row)),
-        f"p against {reference}": lambda row: chance(chances.get(row.label, (None, None))[0]),
+        f"p ({reference} better)": lambda row: chance(chances.get(row.label, (None, None))[0]),
         "p by Holm": lambda row: chance(chances.get(row.label, (None, None))[1]),
         f"after {at} rounds": _of(lambda row: _after(row, at) if at else "-"),
         "best round": lambda row: _shown(row, row.row.best) if row.row else "-",
