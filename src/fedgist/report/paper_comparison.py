@@ -153,13 +153,15 @@ def _chances(rows: Sequence[PaperRow], method: str) -> dict[str, tuple[float, fl
 
     There is none where so few pairs cannot be significant.
     """
-    found = {}
+    tested = {}
     for row in rows:
         other = _reference(rows, method, row)
         versus = against(row.row, other) if row.row and other else None
         if versus and versus.p is not None and smallest_p(versus.difference.count) <= SIGNIFICANT:
-            found[row.label] = versus.p
-    return dict(zip(found, zip(found.values(), holm([*found.values()]), strict=True), strict=True))
+            tested[row.label] = versus.p
+    return dict(
+        zip(tested, zip(tested.values(), holm([*tested.values()]), strict=True), strict=True)
+    )
 
 
 def _of(value: Callable[[Row], str]) -> Cell:
