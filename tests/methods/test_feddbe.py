@@ -33,7 +33,7 @@ def mean_squared(z: Tensor, bias: Tensor, consensus: Tensor) -> Tensor:
 
 
 def plain_rounds(
-    subject: World, far: Far = mean_squared, consensus_of: str = "trained", bias: str = "sgd"
+    subject: World, far: Far = mean_squared, consensus_of: str = "trained", bias: str = "as_net"
 ) -> tuple[Plain, list[Tensor]]:
     """Return the clients after the rounds, and their biases."""
     plain, before = Plain(subject), Plain(subject)

@@ -84,8 +84,8 @@ class FedDBE(Method):
     """Weight of the mean regularization: how strongly mean features are held together."""
     consensus: Literal["trained", "start"] = "trained"
     """Bodies whose mean features are held: trained locally before round 1, or the common start."""
-    bias: Literal["sgd", "as_net"] = "sgd"
-    """How the bias learns: by plain SGD of the net's rate, or by the net's optimizer."""
+    bias: Literal["as_net", "sgd"] = "as_net"
+    """How the bias learns: by the net's optimizer, or by plain SGD of the same rate."""
 
     version: ClassVar[int] = 2
     keeps: ClassVar[Part] = "none"
