@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def test_a_result_and_its_archive_say_what_computed_it(tmp_path: Path) -> None:
         assert read.computed == Computed(1, module.ARITHMETIC)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_commit_is_that_of_this_checkout_or_unknown() -> None:
     root = module.PACKAGE.parents[1]
     head = commands.call(["git", "rev-parse", "HEAD"], root, None).stdout.strip()

@@ -95,7 +95,8 @@ def run_queue(given: QueueOptions, kinds: dict[str, JobsOf]) -> None:
     _show_plan(held, lacking, clock, at_once)
     if given.plan or not lacking:
         return
-    os.nice(LEAST_PRIORITY)
+    if hasattr(os, "nice"):
+        os.nice(LEAST_PRIORITY)
     machines = Machines("local", at_once, 1, 0.0, given.data_root)
     _work(lacking, clock, archive, CutRuns(given.file.with_suffix(""), out), machines, given)
 
