@@ -73,7 +73,7 @@ def _stale(found: Experiment) -> str:
     if not old:
         return ""
     some = "" if len(old) == len(run) else f"{len(old)} of {len(run)} rows "
-    return f" ({some}before a correction)"
+    return f" ({some}of an earlier version)"
 
 
 def tables_of(found: Experiment) -> list[Sheet]:

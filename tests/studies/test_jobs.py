@@ -255,6 +255,30 @@ def test_a_job_on_a_gpu_is_not_a_fork_of_a_process_that_may_have_used_it(
 
 
 @pytest.mark.slow
+def test_a_stopped_job_of_an_earlier_version_begins_again_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (todo,) = jobs(tmp_path / "runs", "train.num_rounds=40", seeds=1)
+    run_jobs([todo], 1, lambda _, event: bool(event.line and event.line["round"] >= 12))
+    assert not is_done(todo)
+    method = METHODS[base_name(todo.recipe.method.name)]
+    monkeypatch.setattr(method, "version", method.version + 1)
+    notes: list[str] = []
+    begun: list[int] = []
+
+    def listen(_: Job, event: Event) -> bool:
+        notes.append(event.text)
+        if event.kind == "began" and event.line:
+            begun.append(event.line["round"])
+        return False
+
+    run_jobs([todo], 1, listen)
+    assert begun == [0]
+    assert any("of an earlier version: begun again" in note for note in notes)
+    assert is_done(todo)
+
+
+@pytest.mark.slow
 def test_a_job_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     todo = jobs(tmp_path / "runs")
     broken = make(

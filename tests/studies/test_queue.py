@@ -226,6 +226,17 @@ def test_a_queue_is_stopped_started_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_when_the_hours_are_over_a_cut_run_is_saved_and_kept(tmp_path: Path) -> None:
+    sweep = f"fedgist sweep demo --grid method.name=local {SMALL} --set train.num_rounds=100000"
+    path = queue_in(tmp_path, entry(f"{sweep} --archive docs/results/data/a", cut=True))
+    done = commands.fedgist("reproduce", "all", "--hours", "0.001", "--jobs", "1", cwd=tmp_path)
+    assert "0 of 1 runs are in the archive" in " ".join(done.stdout.split())
+    (kept,) = path.with_suffix("").rglob("rounds.jsonl")
+    (here,) = (tmp_path / "runs").rglob("rounds.jsonl")
+    assert kept.read_bytes() == here.read_bytes() != b""
+
+
+@pytest.mark.slow
 def test_with_too_little_time_nothing_begins_and_faults_are_named(tmp_path: Path) -> None:
     sweep = f"fedgist sweep demo --grid method.name=local {SMALL} --set train.num_rounds=1"
     path = queue_in(tmp_path, entry(f"{sweep} --archive docs/results/data/a", cost=1e6))

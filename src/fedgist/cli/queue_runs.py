@@ -75,11 +75,12 @@ def jobs_of_command(command: str, kinds: dict[str, JobsOf], out: Path) -> tuple[
 
 def run_queue(given: QueueOptions, kinds: dict[str, JobsOf]) -> None:
     """Do the runs of a queue that the archive lacks, or show only what is left."""
-    from fedgist.engines.worker_pool import default_workers  # it loads torch
+    from fedgist.engines.device_choice import usable_device  # these load torch
+    from fedgist.engines.worker_pool import default_workers
 
     experiments = read_queue(given.file)
     device = one_of(given.device, ("auto", "cpu", "cuda"), "--device")
-    on_gpu = device == "cuda"
+    on_gpu = usable_device(device) != "cpu"
     out, data = given.out or OUT, given.file.parent / "data"
     archive = Archive(given.archive or data, out)
     settings = {} if device == "auto" else {"engine.device": device}
@@ -165,13 +166,13 @@ def _show_plan(held: Sequence[Run], lacking: Sequence[Run], clock: Clock, at_onc
             )
         )
     columns = ("experiment", "done", "running", "begun", "left", "cells", "GPU")
-    caption = (
-        f"{len(held)} of {len(held) + len(lacking)} runs are in the archive, all of {ended} "
-        f"experiments that are not listed; the others take about {duration(total)} here, "
-        f"{at_once} at a time"
-    )
+    caption = f"{len(held)} of {len(held) + len(lacking)} runs are in the archive"
     if not rows:
         console().print(words(caption))
         return
+    caption += (
+        f"; the rest takes about {duration(total)} here, {at_once} runs at a time. Not listed: "
+        f"{ended} experiments that are complete"
+    )
     sheet = Sheet("The queue of results", columns, tuple(rows), caption).filled()
     console().print(table_formats.in_words([sheet], [], "terminal"))

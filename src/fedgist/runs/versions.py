@@ -27,6 +27,7 @@ ARITHMETIC = 1
 PACKAGE = Path(__file__).parents[1]
 GIT_S = 5  # seconds after which git is not waited for
 COMMIT_LETTERS = 12
+VERSION_OF = "the version of the "  # begins the name of a checkpoint's input
 
 
 @dataclass(frozen=True, order=True)
@@ -53,7 +54,7 @@ class Computed:
     def inputs(self) -> dict[str, str]:
         """What a checkpoint is bound to; version 1 is that of checkpoints without versions."""
         named = {"method": self.method, "shared arithmetic": self.arithmetic}
-        return {f"the version of the {k}": str(v) for k, v in named.items() if v != 1}
+        return {f"{VERSION_OF}{k}": str(v) for k, v in named.items() if v != 1}
 
 
 def is_current(method: str, result: Mapping[str, object]) -> bool:
@@ -63,6 +64,14 @@ def is_current(method: str, result: Mapping[str, object]) -> bool:
     """
     name = base_name(method)
     return name not in METHODS or Computed.of_result(result) == Computed.now(METHODS[name])
+
+
+def goes_on(method: str, inputs: Mapping[str, object]) -> bool:
+    """Return whether this fedgist can go on with a run that was begun with these inputs."""
+    name = base_name(method)
+    now = Computed.now(METHODS[name]).inputs if name in METHODS else {}
+    begun = {key: value for key, value in inputs.items() if key.startswith(VERSION_OF)}
+    return name not in METHODS or begun == now
 
 
 def versions(method: Method) -> dict[str, str | int]:

@@ -21,8 +21,9 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import read
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.corrections import computed_by, lacking
-from fedgist.runs.record import RECIPE, Line, read_result
-from fedgist.runs.versions import is_current
+from fedgist.runs.record import RECIPE, STATE, Line, read_result
+from fedgist.runs.sealing import header_of
+from fedgist.runs.versions import goes_on, is_current
 from fedgist.studies.job import Event, Job, Running
 from fedgist.world.server_context import ServerContext
 
@@ -113,11 +114,15 @@ def _can_be_forked(job: Job) -> bool:
 
 
 def is_stale(folder: Path) -> bool:
-    """Return whether a folder holds a finished run of an earlier version of its method."""
+    """Return whether a folder holds a finished or stopped run of an earlier version."""
     result = read_result(folder)
-    if not result:
-        return False
     recipe = read(folder / RECIPE)
+    if not result:
+        try:
+            begun = header_of(folder).get("inputs") if (folder / STATE).exists() else None
+        except (OSError, ValueError, RecursionError):
+            return False  # the run itself says what is wrong with its checkpoint
+        return isinstance(begun, dict) and not goes_on(recipe.method.name, begun)
     lacks = lacking(recipe.model_dump(mode="json"), computed_by(result))
     return bool(lacks) or not is_current(recipe.method.name, result)
 
@@ -157,7 +162,9 @@ def _do(
         settings = {"engine.workers": cores}
         if recipe.engine.server_threads == "auto":
             settings["engine.server_threads"] = 1
-        anew = anew or is_stale(folder)
+        if not anew and is_stale(folder):
+            anew = True
+            connection.send(Event("note", text=f"{folder} is of an earlier version: begun again"))
         runner.run(
             recipe.changed(settings),
             Overrides(root=data_root),
