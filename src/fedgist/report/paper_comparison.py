@@ -240,9 +240,9 @@ def communication(rows: Sequence[PaperRow], paper: PaperSection, fedavg: str) ->
         "": lambda row: row.label,
         "a round": _of(lambda row: bits_text(_bits_of_round(row))),
         share: _of(lambda row: _share(_bits_of_round(row), most)),
-        until: _bits_to_target,
-        "rounds": _of(lambda row: f"{row.target.rounds.mean:.1f}" if row.target else "-"),
-        "reached": _of(_reached),
+    }
+    columns |= _until_target(until) if paper.target_accuracy else {}
+    columns |= {
         f"{PRINTED} {until}": _printed_bits,
         f"{PRINTED} {share}": lambda row: _share(
             printed.get(row.method, 0.0), printed.get(fedavg, 0.0)
@@ -251,6 +251,15 @@ def communication(rows: Sequence[PaperRow], paper: PaperSection, fedavg: str) ->
     sends = [row for row in rows if row.row and (_bits_of_round(row.row) or row.method in printed)]
     lines = tuple(tuple(cell(row) for cell in columns.values()) for row in sends)
     return Sheet("Communication", tuple(columns), lines).filled() if lines else None
+
+
+def _until_target(title: str) -> dict[str, Cell]:
+    """Return the columns of bits and rounds to the paper's target accuracy."""
+    return {
+        title: _bits_to_target,
+        "rounds": _of(lambda row: f"{row.target.rounds.mean:.1f}" if row.target else "-"),
+        "reached": _of(_reached),
+    }
 
 
 def _bits_of_round(row: Row) -> float:

@@ -174,9 +174,7 @@ def _do(
             overwrite=anew,
         )
         connection.send(Event("done"))
-    except Stopped:
-        connection.send(Event("stopped"))
-    except KeyboardInterrupt:
+    except (Stopped, KeyboardInterrupt):
         connection.send(Event("stopped"))
     except DiskFullError as full:
         connection.send(Event("failed", text=full.reason))
