@@ -1,8 +1,8 @@
 """How large the rooms of the package are, and who reads a recipe: `python bench/recipe_walk.py`.
 
 For each package: its files, its lines, its import statements, its public names (classes, functions
-and constants at the top of a module, without a leading underscore), and the functions that touch a
-recipe. A function touches a recipe if a parameter or its result is annotated with ``Recipe``, or if
+and constants at the top of a module, without a leading underscore), its functions, how many of these
+are private, and how many touch a recipe. A function touches a recipe if a parameter or its result is annotated with ``Recipe``, or if
 its body reads a name or an attribute called ``recipe``. Functions inside a function count with it.
 
 ``--source DIR`` counts another version, for instance a worktree's ``src/fedgist``.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedgist"
-COLUMNS = ("files", "lines", "imports", "public names", "functions", "with a recipe")
+COLUMNS = ("files", "lines", "imports", "public names", "functions", "private", "with a recipe")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -69,6 +69,7 @@ def counts(source: Path) -> dict[str, Counter[str]]:
         room["imports"] += sum(isinstance(n, ast.Import | ast.ImportFrom) for n in ast.walk(tree))
         room["public names"] += len(public_names(tree))
         room["functions"] += len(inside)
+        room["private"] += sum(f.name.startswith("_") and f.name[1] != "_" for f in inside)
         room["with a recipe"] += sum(map(touches_recipe, inside))
     return rooms
 
