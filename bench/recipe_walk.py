@@ -1,9 +1,10 @@
 """How large the rooms of the package are, and who reads a recipe: `python bench/recipe_walk.py`.
 
 For each package: its files, its lines, its import statements, its public names (classes, functions
-and constants at the top of a module, without a leading underscore), its functions, how many of these
-are private, and how many touch a recipe. A function touches a recipe if a parameter or its result is annotated with ``Recipe``, or if
-its body reads a name or an attribute called ``recipe``. Functions inside a function count with it.
+and constants at the top of a module, without a leading underscore), its functions, how many of
+these are private, and how many touch a recipe. A function touches a recipe if a parameter or its
+result is annotated with ``Recipe``, or if its body reads a name or an attribute called ``recipe``.
+Functions inside a function count with it.
 
 ``--source DIR`` counts another version, for instance a worktree's ``src/fedgist``.
 """
