@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from fedgist.cli import log_files
+from fedgist.cli import network_commands
 
 
 def test_a_log_rotates_and_is_written_inside_the_context_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_files, "LARGEST", 200)
-    monkeypatch.setattr(log_files, "KEPT", 2)
+    monkeypatch.setattr(network_commands, "LARGEST", 200)
+    monkeypatch.setattr(network_commands, "KEPT", 2)
     path, log = tmp_path / "state/site.log", logging.getLogger("fedgist.federation.test")
-    with log_files.logging_to(path):
+    with network_commands.logging_to(path):
         for number in range(20):
             log.info("round %d was answered", number)
     log.warning("later")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedgist.core import random
-from fedgist.data import Augmentation, color
+from fedgist.data import Augmentation, augment
 from fedgist.data.augment import augmented, crop_and_flip, crops
 
 KEYS = random.fold(random.key(0), torch.arange(3))
@@ -152,13 +152,13 @@ def test_every_change_of_colours_is_that_of_its_definition() -> None:
     share = 1 + 0.8 * by
     mean = grey.mean((1, 2)).view(-1, 1, 1, 1)
     expected = {
-        color.brightened: share * x,
-        color.contrasted: share * x + (1 - share) * mean,
-        color.saturated: share * x + (1 - share) * grey.unsqueeze(1),
+        augment.brightened: share * x,
+        augment.contrasted: share * x + (1 - share) * mean,
+        augment.saturated: share * x + (1 - share) * grey.unsqueeze(1),
     }
     for change, wanted in expected.items():
         assert torch.allclose(change(x, by), wanted.clamp(0, 1), atol=1e-5)
-    turned = color.hue_shifted(x, by)
+    turned = augment.hue_shifted(x, by)
     for n in range(4):
         for i in range(x.shape[2]):
             for j in range(x.shape[3]):
@@ -167,14 +167,14 @@ def test_every_change_of_colours_is_that_of_its_definition() -> None:
                 wanted_pixel = colorsys.hsv_to_rgb(moved, s, v)
                 assert turned[n, :, i, j].tolist() == pytest.approx(wanted_pixel, abs=1e-4)
     plain = torch.full((1, 3, 2, 2), 0.5)  # grey has no hue
-    assert torch.equal(color.hue_shifted(plain, by[:1]), plain)
+    assert torch.equal(augment.hue_shifted(plain, by[:1]), plain)
 
 
 def test_as_many_images_change_their_colours_as_are_meant_to() -> None:
     x, key = pictures(1).expand(4000, -1, -1, -1), random.key(1).view(1, 1)
-    same = (color.jittered(x, key, 4000) == x).flatten(1).all(1)
+    same = (augment.jittered(x, key, 4000) == x).flatten(1).all(1)
     assert float(same.float().mean()) == pytest.approx(0.2, abs=0.03)
-    out = color.grey_images(x, key, 4000)
+    out = augment.grey_images(x, key, 4000)
     grey = (out[:, 0] == out[:, 1]).flatten(1).all(1)
     assert float(grey.float().mean()) == pytest.approx(0.2, abs=0.03)
 
@@ -187,12 +187,12 @@ def test_the_changes_come_in_an_order_of_each_images_own() -> None:
     }
     orders = draws["order"].argsort(-1).tolist()
     chosen = random.uniform(random.fold(key, "chosen"), (60,))[0] < 0.8
-    out = color.jittered(x, key, 60)
+    out = augment.jittered(x, key, 60)
     for i in range(60):
         image = x[i : i + 1]
         for number in orders[i] if chosen[i] else ():
             by = (2 * draws["factor"][i, number] - 1).view(1, 1, 1, 1)
-            image = color.CHANGES[number](image, by)
+            image = augment.CHANGES[number](image, by)
         assert torch.allclose(out[i], image[0], atol=1e-6)
     assert len({tuple(order) for order in orders}) > 15  # of 24
 

@@ -30,8 +30,8 @@ from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.table_file import load_table
 from fedgist.data.sources.text_file import json_lines, read_further
 from fedgist.data.sources.unlabelled import read_examples
-from fedgist.data.sources.weights_file import read_weights
 from fedgist.errors import DataError
+from fedgist.world.pretrained import read_weights
 
 X = np.ones((2, 3))
 ROWS = torch.zeros(2, 3)

@@ -29,7 +29,6 @@ from PIL import Image
 from fedgist.core.far_numbers import is_far
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import examples
-from fedgist.data.name_notes import notes_on_names
 from fedgist.data.normalization import with_moments
 from fedgist.data.sources.further_labels import read_labels
 from fedgist.data.sources.in_memory import in_memory
@@ -39,6 +38,7 @@ from fedgist.data.sources.unlabelled import read_examples
 from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import read_vocabulary, vocabulary_of, words_of
 from fedgist.errors import DataError
+from fedgist.world.data import notes_on_names
 
 QUICK = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

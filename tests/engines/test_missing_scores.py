@@ -19,8 +19,7 @@ from fedgist.core.own_metric import metric
 from fedgist.engines.engine import Score
 from fedgist.engines.envelope import seal, unseal
 from fedgist.engines.loopback_engine import LoopbackEngine
-from fedgist.engines.remote_engine import Patience
-from fedgist.engines.score_requests import tables_of
+from fedgist.engines.remote_engine import Patience, tables_of
 from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.errors import MessageError
 from fedgist.runs.columns import clients_in

@@ -19,7 +19,7 @@ from fedgist.errors import DataError, WorkerError
 from fedgist.methods import METHODS
 from fedgist.runs.checkpoint import load
 from fedgist.runs.prepare import host_settings
-from fedgist.runs.shard_host import HostRecipe, ShardHost
+from fedgist.runs.ray_engine import HostRecipe, ShardHost
 from fedgist.testing.small_worlds import PAIRS, law_world, local_engine, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World

@@ -25,8 +25,8 @@ from fedgist.recipe.resolve import resolve
 from fedgist.runs import atomic_files
 from fedgist.runs.checkpoint import load
 from fedgist.runs.prepare import prepare_run
+from fedgist.runs.ray_engine import ShardHost
 from fedgist.runs.runner import load_run
-from fedgist.runs.shard_host import ShardHost
 from fedgist.testing.small_worlds import (
     PAIRS,
     Trace,

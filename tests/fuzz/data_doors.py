@@ -24,7 +24,7 @@ from PIL import Image
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.unlabelled import read_examples
-from fedgist.data.sources.weights_file import read_weights
+from fedgist.world.pretrained import read_weights
 from fuzz.mutations import nasty, spoil_bytes, spoil_lines
 
 NUMBERS = np.random.default_rng(0)

@@ -22,7 +22,7 @@ from fedgist.methods.flesd import FLESD
 from fedgist.testing import LAWS, Law, MethodUnderTest
 from fedgist.testing.small_worlds import blobs, federation, law_world
 from fedgist.testing.stages import stages
-from fedgist.testing.upload_validation_laws import canaries
+from fedgist.testing.wire_laws import canaries
 from lazy.lazy_worlds import Files, write_rows
 from sites_in_threads import Kits
 from small_tasks import federated, numbers

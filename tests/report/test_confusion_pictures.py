@@ -12,7 +12,7 @@ import pytest
 
 import fedgist
 from fedgist.report.comparison import study
-from fedgist.report.confusion_pictures import COLUMN, MOST_CLASSES, last_confusion, of_confusions
+from fedgist.report.pictures import COLUMN, MOST_CLASSES, last_confusion, of_confusions
 from fedgist.runs.finished.run_reader import find
 from fedgist.testing.small_worlds import blobs, rows
 from written import write_run

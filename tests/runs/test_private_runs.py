@@ -33,11 +33,11 @@ from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedrep import FedRep
 from fedgist.recipe.reading import make
 from fedgist.runs import run_rounds
-from fedgist.runs.central_privacy import add_central_noise
 from fedgist.runs.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.finished import run_reader
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.record import RELEASES, read_lines
+from fedgist.runs.round import add_central_noise
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.laws import EPSILON, ROUNDINGS, close
 from fedgist.testing.small_worlds import (

@@ -13,7 +13,7 @@ from fedgist.core.privacy import Privacy, PrivateSteps
 from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.testing.small_worlds import SIZES, blobs, world
-from fedgist.world.noise_grid import check_noise, grids
+from fedgist.world.privacy_budget import check_noise, grids
 
 REAL: dict[str, Any] = {"epsilon": 1.0, "delta": 0.01, "noise": "system"}
 STEPS: dict[str, Any] = {"bodies": "dp_sgd", "sampling_rate": 0.5, "gradient_clip": 0.3}

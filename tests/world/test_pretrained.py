@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 import fedgist
-from fedgist.data.sources.weights_file import read_weights
 from fedgist.errors import DataError, RecipeError
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import blobs, world_of
+from fedgist.world.pretrained import read_weights
 from fedgist.world.world import World
 
 LIMIT = 1 << 20

@@ -22,6 +22,8 @@ from fedgist.report.terminal import console, words
 
 NEEDS = "fedgist {} needs grpcio and cryptography: pip install 'fedgist[federation]'"
 CONFIG = "site.toml"
+LARGEST, KEPT = 5 << 20, 5  # bytes of a log file, and older files that are kept
+FORM = "%(asctime)s %(levelname)s %(message)s"
 
 KitFolder = Annotated[
     Path, typer.Argument(metavar="KIT", help="The kit's folder, made by fedgist provision.")
@@ -58,7 +60,6 @@ def server(
     fedgist watch runs/sepsis --serve
     """
     _need("server")
-    from fedgist.cli.log_files import logging_to
     from fedgist.federation.federation_server import serve
     from fedgist.federation.kits import read_kit, split_address
     from fedgist.recipe.reading import read
@@ -108,7 +109,6 @@ def site(
     fedgist site kits/sites/berlin --config site.toml --check --recipe recipe.toml
     """
     _need("site")
-    from fedgist.cli.log_files import logging_to
     from fedgist.federation.kits import read_kit
     from fedgist.federation.site_file import read_site_file
     from fedgist.federation.site_process import check_site, open_new_budget, take_part
@@ -208,3 +208,26 @@ def _naming_this_command() -> Iterator[None]:
 def _print(sentences: list[str]) -> None:
     for sentence in sentences:
         console(soft_wrap=True).print(words(sentence))
+
+
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Write what fedgist logs to a file, inside this context."""
+    import logging.handlers
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=LARGEST, backupCount=KEPT, delay=True
+    )
+    handler.setFormatter(logging.Formatter(FORM))
+    logger = logging.getLogger("fedgist")
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+        logger.level, logger.propagate = before

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgist.cli.memory_use import peak_memory
 from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import (
     START,
@@ -28,7 +27,7 @@ from fedgist.cli.shared_options import (
 from fedgist.cli.value_origins import naming_origins
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import Recipe, read
-from fedgist.report.formatting import Sheet
+from fedgist.report.formatting import Sheet, bytes_text
 from fedgist.report.run_tables import overview
 from fedgist.report.terminal import SheetView, console, say, words
 from fedgist.report.tracking.tracker import Tracker
@@ -255,3 +254,16 @@ def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> S
         f"{sizes_in_order[0]} at least, {sizes_in_order[len(counts) // 2]} median, "
         f"{sizes_in_order[-1]} at most",
     )
+
+
+def peak_memory(of_actors: int = 0) -> str:
+    """Return the peak memory of this process, and of the largest worker that has ended.
+
+    ``of_actors`` is that of the largest process on a cluster, if there were any.
+    """
+    from fedgist.engines.process_control import peak_bytes
+
+    text = f"peak memory: {bytes_text(peak_bytes())}"
+    largest = {"worker": peak_bytes(of_ended=True), "actor": of_actors}
+    named = [f"the largest {kind}: {bytes_text(size)}" for kind, size in largest.items() if size]
+    return "; ".join([text, *named])

@@ -15,32 +15,189 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.core.message import Form, reduction, refuse
+import torch
+from torch import Tensor
+
+from fedgist.core.counts import MOST_ROWS
+from fedgist.core.finite_scores import LOST
+from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse, scope, total
 from fedgist.core.method import Context, Method, Order, Reply
+from fedgist.core.metrics import LOSS, Metric
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import (
+    FINETUNED,
+    TRAINED,
     Answer,
+    Score,
     Scores,
+    ScoreTable,
     Split,
     TrainingLoss,
+    collect,
     metrics_of,
 )
 from fedgist.engines.envelope import Header, Packed, in_parts, unseal
-from fedgist.engines.inbox import Inbox, OrderKey
 from fedgist.engines.message_form import upload_form
-from fedgist.engines.score_requests import Scoring, tables_of
 from fedgist.engines.site import SLACK
 from fedgist.engines.wire import Parts, Wire
-from fedgist.errors import FederationError, MessageError
+from fedgist.errors import FederationError, MessageError, shown
 
+OrderKey = tuple[int, str, int, str]  # round, stage, client, architecture
+OWN = "score-"  # the name of the message with the score of a client's own model
+NAMES = frozenset(OWN + model for model in ("", FINETUNED, TRAINED))
 FORGOTTEN_AFTER = 50  # rounds after which a late reply is dropped
 FIRST_ROUNDS = (0, 1)
 NO_REPLY, NOT_CONNECTED = "no reply in time", "not connected"
 Envelopes = list[tuple[int, Parts]]
+
+
+@dataclass
+class Inbox:
+    """Received replies that have not been passed on yet.
+
+    ``sums`` holds one subtotal per architecture, round and stage, if the method adds per
+    architecture. ``sizes`` holds the payload bytes of the parts of a round and stage. ``final``
+    are the orders that were refused for a reason that asking again cannot change.
+    """
+
+    parts: list[Subtotal | Reply] = field(default_factory=list)
+    sums: dict[tuple[int, str, str], int] = field(default_factory=dict)  # places in parts
+    sizes: Counter[tuple[int, str, str]] = field(default_factory=Counter)
+    refused: list[tuple[Asked, str]] = field(default_factory=list)
+    losses: dict[OrderKey, float] = field(default_factory=dict)
+    answered: set[OrderKey] = field(default_factory=set)
+    final: set[OrderKey] = field(default_factory=set)
+    received_bytes: int = 0
+
+    def add(self, part: Subtotal | Reply) -> None:
+        """Add a part; a message that is summed per architecture is added to those before it."""
+        (recipient,) = part.asked
+        key = (part.round, part.stage, recipient.architecture)
+        self.sizes[key] += payload_bytes(part.message)
+        place = self.sums.get(key)
+        if isinstance(part, Reply) or scope(type(part.message)) == "all" or place is None:
+            if isinstance(part, Subtotal):
+                self.sums[key] = len(self.parts)
+            self.parts.append(part)
+            return
+        before = self.parts[place]
+        assert isinstance(before, Subtotal)  # a place is a subtotal's
+        message = total([before.message, part.message])
+        clients = (*before.clients, *part.clients)
+        self.parts[place] = Subtotal(before.architecture, clients, part.round, part.stage, message)
+
+    def taken(self, stage: str, oldest: int) -> tuple[list[Subtotal | Reply], Counter[str], Inbox]:
+        """Return the parts of a stage, their bytes by architecture, and an inbox of the others.
+
+        Parts of rounds up to ``oldest`` are dropped.
+        """
+        parts = [part for part in self.parts if part.stage == stage]
+        sizes: Counter[str] = Counter()
+        left = Inbox()
+        for (number, of_stage, architecture), size in self.sizes.items():
+            if of_stage == stage:
+                sizes[architecture] += size
+            elif number > oldest:
+                left.sizes[number, of_stage, architecture] = size
+        for part in self.parts:
+            if part.stage != stage and part.round > oldest:
+                if isinstance(part, Subtotal):
+                    left.sums[part.round, part.stage, part.architecture] = len(left.parts)
+                left.parts.append(part)
+        return parts, sizes, left
+
+
+@dataclass
+class Scoring:
+    """One evaluation of these ``clients``.
+
+    ``tables`` holds each client's scores by name of the model. ``reasons`` says why another client
+    has none so far. ``final`` holds the refusals that asking again cannot change.
+    """
+
+    clients: frozenset[int]
+    tables: dict[int, Mapping[str, ScoreTable]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    final: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """The clients that neither have a score nor refuse for good."""
+        return self.clients - self.tables.keys() - self.final.keys()
+
+    def add(self, client: int, tables: Mapping[str, ScoreTable]) -> None:
+        """Add the scores of a client."""
+        self.tables[client] = tables
+
+    def refuse(self, client: int, reason: str, *, final: bool = False) -> None:
+        """Add the reason why a client has no score; an answer before it counts."""
+        if client in self.waiting:
+            (self.final if final else self.reasons)[client] = reason
+
+    def scores(self) -> Scores:
+        """Return the scores of all models, and the clients without one."""
+        by_model: dict[str, list[ScoreTable]] = {}
+        for client in sorted(self.tables):
+            for model, table in self.tables[client].items():
+                by_model.setdefault(model, []).append(table)
+        why = {**self.reasons, **self.final}
+        missing = tuple(
+            (client, why[client]) for client in sorted(self.clients - self.tables.keys())
+        )
+        return Scores({model: collect(parts) for model, parts in by_model.items()}, missing=missing)
+
+
+def tables_of(
+    client: int, messages: Mapping[str, Tree], metrics: Mapping[str, Metric], classes: int
+) -> dict[str, ScoreTable]:
+    """Return a client's scores, a table of one row for each of its models, by name.
+
+    A score of no rows has no values.
+
+    Raises
+    ------
+    MessageError
+        If a message is no score, or its values are not possible.
+    """
+    if OWN not in messages or not messages.keys() <= NAMES:
+        raise MessageError("it holds no score")
+    tables = {}
+    for name, score in messages.items():
+        if reason := _fault(score, metrics, classes):
+            raise MessageError(f"its score is not valid: {reason}")
+        received = score.values if int(score.rows) else {}
+        values = {m: received[m].view(1).double() for m in metrics if m in received}
+        table = ScoreTable((client,), score.rows.view(1), values, score.confusion)
+        tables[name.removeprefix(OWN)] = table
+    return tables
+
+
+def _fault(score: Tree, metrics: Mapping[str, Metric], classes: int) -> str:
+    """Return why a message is no score; an empty text if its values and counts are possible."""
+    if not isinstance(score, Score):
+        return f"it is a {type(score).__name__}"
+    for name, v in score.values.items():
+        if name not in metrics:
+            return f"there is no metric {shown(name)}"
+        lost = name == LOSS.name and len(score.values) == 1 and v.shape == () and v == LOST
+        if lost and v.is_floating_point():
+            continue
+        if not (v.shape == () and v.is_floating_point() and is_finite(v)):
+            return f"{name} is not a finite number"
+        if not metrics[name].allows(float(v)):
+            return f"{name} = {float(v):g} is not possible"
+    shapes: list[tuple[str, Tensor, tuple[int, ...]]] = [("rows", score.rows, ())]
+    if score.confusion is not None:
+        shapes.append(("confusion", score.confusion, (classes, classes)))
+    for name, counts, shape in shapes:
+        whole = counts.dtype == torch.int64 and counts.shape == shape
+        if not whole or not bool(((counts >= 0) & (counts <= MOST_ROWS)).all()):
+            return f"{name} are no counts of rows"
+    return ""
 
 
 @dataclass(frozen=True)

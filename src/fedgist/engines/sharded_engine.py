@@ -69,7 +69,7 @@ class Call:
 
 
 class Cluster(Protocol):
-    """The places of the hosts, one for each shard: functions of ``runs/shard_host.py``."""
+    """The places of the hosts, one for each shard: functions of ``runs/ray_engine.py``."""
 
     def start(self) -> None:
         """Make the hosts."""

@@ -3,15 +3,119 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from torch import Tensor
+
+from fedgist.core.method import Context, Order
+from fedgist.core.objective import RowPredictions
+from fedgist.core.tree import Tree, named
+from fedgist.engines.engine import Answer, ScoreTable, Split
+from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.population import HostSettings
-from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
+from fedgist.engines.process_control import peak_bytes
+from fedgist.engines.scoring import Separate
+from fedgist.engines.sharded_engine import HostsHere, Moment, Sent, ShardedEngine
+from fedgist.engines.sharding import Shard, added, shard_of
 from fedgist.engines.stop_signals import stoppable
 from fedgist.errors import RecipeError
-from fedgist.runs.shard_host import HostRecipe, ShardHost
-from fedgist.world.world import World
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import resolve
+from fedgist.runs.kernels_of_plans import with_kernels
+from fedgist.runs.state_parts import Parts, write_part
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World, make_world
+
+
+@dataclass(frozen=True)
+class HostRecipe:
+    """What a host makes its shard from: the recipe, a user's objects, and what the run chose."""
+
+    recipe: Recipe
+    given: Overrides
+    settings: HostSettings
+    plans: Mapping[str, Plan]
+    shards: int
+
+
+class ShardHost:
+    """The clients of one shard."""
+
+    def __init__(self, source: HostRecipe, number: int) -> None:
+        """Make the shard of this number."""
+        world = make_world(resolve(source.recipe, source.given))
+        side = world.server
+        tests = side.setup.evaluate.on == "test"
+        self.shard: Shard = shard_of(world.population, number, source.shards, all_tests=tests)
+        self.number, self.shards = number, source.shards
+        self.task = with_kernels(side.task, source.plans)
+        settings = replace(source.settings, workers=1, readers=source.settings.readers or 0)
+        population = self.shard.population
+        self.engine = LocalEngine(side.method, self.task, population, settings, source.plans)
+        self.engine.start()
+
+    def ask(self, moment: Moment, sent: Sent, *downs: Tree) -> Answer:
+        """Train the clients of these orders; return their uploads, added up if there are shards."""
+        answer = self.engine.ask(self._context(moment), sent.orders, sent.downs(downs))
+        if self.shards == 1:
+            return answer
+        return replace(answer, subtotals=added((0, part) for part in answer.subtotals))
+
+    def score_each(
+        self, moment: Moment, sent: Sent, split: Split, *downs: Tree
+    ) -> list[dict[str, ScoreTable]]:
+        """Evaluate the own models of the clients of these orders."""
+        request = Separate(sent.orders, sent.downs(downs), sent.tuned_only)
+        return self.engine.score_each(self._context(moment), [request], split)
+
+    def predict(
+        self, moment: Moment, order: Order, split: Split, rows: Tensor, down: Tree
+    ) -> RowPredictions:
+        """Return the per-row results of rows (rows,), which are numbered among all clients'."""
+        ctx, rows = self._context(moment), self.shard.rows_here(split, rows)
+        return self.engine.predict(ctx, [order], down, split, rows)
+
+    def client(
+        self, moment: Moment, order: Order, down: Tree
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tree]:
+        """Return a client's net, own state and optimizers after this download."""
+        clients = self.engine.client(self._context(moment), order, down)
+        return clients.net.state(), named(clients.own), clients.memory
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of the shard's clients, (clients, ...) by architecture and name."""
+        return self.engine.state()
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Restore the state of the shard's clients, (clients, ...) by name."""
+        self.engine.restore(arrays)
+
+    def peak_memory(self) -> int:
+        """Return the most memory that this process has used, in bytes."""
+        return peak_bytes()
+
+    def reads(self, path: Path, text: str) -> bool:
+        """Return whether a file can be read here, and holds this text."""
+        try:
+            return path.read_text(encoding="utf-8") == text
+        except OSError:
+            return False
+
+    def save_part(self, folder: Path) -> dict[str, str]:
+        """Write the state of the shard's clients; return its digest by the file's name."""
+        arrays = self.engine.state()
+        return write_part(folder, self.number, arrays) if arrays else {}
+
+    def restore_part(self, folder: Path, files: Mapping[str, str]) -> None:
+        """Restore the state of the shard's clients from its file, if clients keep any."""
+        parts = Parts(folder, files)
+        self.engine.restore(parts.read_one(self.number) if files else {})
+
+    def _context(self, moment: Moment) -> Context:
+        return Context(self.engine.host.key, self.task, moment.round, moment.stage)
 
 
 def ray_engine(

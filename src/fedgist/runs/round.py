@@ -15,8 +15,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.message import scope
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
-from fedgist.core.replies import Asked, Subtotal, gather
+from fedgist.core.privacy import with_central_noise
+from fedgist.core.replies import EVERYBODY, Asked, Subtotal, gather
 from fedgist.core.tree import Tree, added_later, build, named
 from fedgist.engines.engine import (
     EVALUATE,
@@ -26,13 +28,13 @@ from fedgist.engines.engine import (
     Split,
     SpreadSimulation,
 )
+from fedgist.engines.message_form import upload_form
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.engines.sharding import merged
 from fedgist.errors import TooFewRepliesError
 from fedgist.runs import divergence, evaluation, lost_models
-from fedgist.runs.central_privacy import add_central_noise, hides_absence
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.columns import EPSILON
 from fedgist.runs.record import Line
@@ -410,3 +412,70 @@ def start_server(side: ServerContext) -> Any:
     with watched(side.method, "init_server", 0, *side.task.starts.values()):
         state = side.method.init_server(context(side, 0, "init"))
     return check_returned(state, side.method, "init_server")
+
+
+def hides_absence(task: Task) -> bool:
+    """Return whether a round without drawn clients must be hidden, by releasing only noise."""
+    central = task.privacy is not None and task.privacy.where == "central"
+    return central and task.training.sampling == "poisson"
+
+
+def add_central_noise(
+    side: ServerContext,
+    server: Tree,
+    replies: Replies,
+    orders: Sequence[Order],
+    ctx: Context,
+    releases: Releases | None = None,
+) -> Replies:
+    """Add central noise to the totals of a stage, and set the expected number of clients of each.
+
+    Without privacy, replies are unchanged. If ``releases`` holds totals of this stage, they were
+    released before the run was stopped. The method then sees these totals again instead of new
+    ones.
+    """
+    privacy = side.task.privacy
+    if privacy is None:
+        return replies
+    replies = replace(replies, expected=_expected(side, orders))
+    if privacy.where == "local":
+        return replies
+    kept = releases.kept(ctx.round, ctx.stage) if releases is not None else None
+    if kept is not None:
+        return replace(replies, totals=kept)
+    if hides_absence(side.task):
+        replies = _completed(side, server, replies, ctx)
+    replies = with_central_noise(replies, privacy, ctx.draw("privacy"))
+    if releases is not None:
+        releases.keep(ctx.round, ctx.stage, replies.totals)
+    return replies
+
+
+def _expected(side: ServerContext, orders: Sequence[Order]) -> dict[str, float]:
+    """Return the expected number of clients behind each total, by architecture and for all.
+
+    These numbers are public.
+    """
+    training, share = side.task.training, 1.0
+    architectures = [order.architecture for order in orders]
+    if training.sampling == "poisson":  # the number of drawn clients is not public
+        architectures = [client.architectures[0] for client in side.clients]
+        share = training.fraction_train
+    counts = {name: share * architectures.count(name) for name in side.task.architectures}
+    return {**counts, EVERYBODY: share * len(architectures)}
+
+
+def _completed(side: ServerContext, server: Tree, replies: Replies, ctx: Context) -> Replies:
+    """Add totals of zeros for architectures without a drawn client."""
+    present, absent = {total.architecture for total in replies.totals}, []
+    members = {client.architectures[0]: client.id for client in side.clients}
+    for architecture, client in sorted(members.items()):
+        down = side.method.download(server, Order(client, architecture), ctx)
+        form = upload_form(side.method, ctx, architecture, down)
+        name = EVERYBODY if scope(form.kind) == "all" else architecture
+        if name not in present:
+            present.add(name)
+            zeros = form.zeros(ctx.key.device)
+            absent.append(Subtotal(name, (), ctx.round, ctx.stage, zeros))
+    totals = sorted((*replies.totals, *absent), key=lambda total: total.architecture)
+    return replace(replies, totals=tuple(totals))

@@ -48,8 +48,7 @@ from fedgist.testing.small_worlds import (
     without_times,
 )
 from fedgist.testing.stages import stages
-from fedgist.testing.upload_validation_laws import GATE_LAWS
-from fedgist.testing.wire_laws import WIRE_LAWS
+from fedgist.testing.wire_laws import GATE_LAWS, WIRE_LAWS
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 

@@ -6,7 +6,7 @@ A simulation knows these facts from its data, a real federation from its recipe.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedgist.core import random
@@ -25,7 +25,6 @@ from fedgist.recipe.training_section import training_of
 from fedgist.world.availability import availability
 from fedgist.world.client_settings import client_settings
 from fedgist.world.graph import neighbors_of
-from fedgist.world.least_batches import check_batch_size, notes_on_last_batches
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.models import (
     architectures_by_client,
@@ -199,3 +198,34 @@ def settings_of(setup: Setup, task: Task, names: Sequence[str]) -> dict[int, Set
     key = random.fold(random.key(setup.seed), "client settings")
     tables = setup.clients.settings
     return client_settings(tables, setup.method, task, task.num_clients, key, names)
+
+
+def check_batch_size(batch_size: int, nets: Iterable[Architecture]) -> None:
+    """Raise RecipeError if batches have fewer rows than a model can be trained on."""
+    if few := [net for net in nets if batch_size < net.least_rows]:
+        raise RecipeError(
+            f"train.batch_size = {batch_size}: the batch norm of {few[0].name} sees one "
+            "value per channel of a row, and its mean of one value tells nothing: use at least 2, "
+            "or group norm"
+        )
+
+
+def notes_on_last_batches(
+    task: Task, clients: Sequence[ClientInfo], row_counts: Sequence[int] | None
+) -> list[str]:
+    """Return a note if a last batch of one row joins the batch before it.
+
+    ``row_counts`` are the clients' numbers of training rows, or None if the server has bounds only.
+    """
+    size, notes = task.training.batch_size, []
+    for name in task.architectures:
+        if task.least_rows(name) == 1:
+            continue
+        members = [i for i, client in enumerate(clients) if name in client.architectures]
+        rule = f"model {name}: batch norm sees one value per channel of a row, so a last batch of "
+        rule += "one row joins the batch before it"
+        if row_counts is None:
+            notes.append(rule)
+        elif count := sum(row_counts[i] % size == 1 and row_counts[i] > size for i in members):
+            notes.append(f"{rule}: {count} of {len(members)} clients")
+    return notes

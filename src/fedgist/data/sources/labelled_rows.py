@@ -215,7 +215,7 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
 
     ``x`` is (rows, channels, ...), bytes or numbers. A constant channel gets std 1, so that the
     division by it is harmless. Of rows without numbers (on the device ``meta``) nothing is known
-    yet: see :func:`~fedgist.data.sampled_moments.with_sampled_moments`.
+    yet: see :func:`~fedgist.data.normalization.with_sampled_moments`.
     """
     if x.is_meta:
         return (0.0,), (1.0,)

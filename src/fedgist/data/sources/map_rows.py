@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +12,12 @@ from pathlib import Path
 from typing import Protocol, TypeGuard
 
 import torch
+from platformdirs import user_cache_path
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from fedgist.data.lazy_rows import CHECKED, sample_of
 from fedgist.data.row_seeds import NO_SEED, own_draws
-from fedgist.data.sources.cached_labels import cached, stored
 from fedgist.data.sources.file_identity import identity_of
 from fedgist.errors import DataError, first_line
 
@@ -169,3 +172,27 @@ def plain(label: object) -> object:
         return label.tolist()
     as_list = getattr(label, "tolist", None)
     return as_list() if callable(as_list) else label
+
+
+def stored(identity: Sequence[str]) -> list[object] | None:
+    """Return the labels that were stored for files of this identity, or None."""
+    try:
+        labels = json.loads(_path(identity).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return labels if isinstance(labels, list) else None
+
+
+def cached(identity: Sequence[str], labels: Sequence[object]) -> None:
+    """Store labels for files of this identity, if the cache can be written."""
+    with contextlib.suppress(OSError, TypeError):
+        path = _path(identity)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(list(labels)), encoding="utf-8")
+        part.replace(path)
+
+
+def _path(identity: Sequence[str]) -> Path:
+    name = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+    return user_cache_path("fedgist") / "labels" / f"{name[:32]}.json"
