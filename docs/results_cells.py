@@ -128,9 +128,9 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
 
 
 def _before(run: FinishedRun) -> str:
-    """Return what a run of an earlier version lacks, or an empty text."""
-    if run.before or is_current(run.name, run.result):
-        return run.before
+    """Return of which version a run is not yet, or an empty text."""
+    if is_current(run.name, run.result):
+        return ""
     return f"before version {METHODS[base_name(run.name)].version}"
 
 
@@ -158,7 +158,7 @@ def _row(place: Path, paper: PaperSection, metric: str) -> Row | None:
         return None
     goal = None if paper.target_accuracy is None or metric else paper.target_accuracy / 100
     runs = run_reader.find([place])
-    runs = [run for run in runs if not run.before] or runs  # corrected ones are not mixed with old
+    runs = [run for run in runs if is_current(run.name, run.result)] or runs  # never mixed
     study = comparison.study(runs, metric=metric or None, target_accuracy=goal)
     row, *others = study.rows
     broken = [run.problems for run in row.runs if run.problems or not run.finished]

@@ -70,7 +70,7 @@ def _runs(data: Path, of: str, row: str) -> list[FinishedRun]:
 def _state(runs: Sequence[FinishedRun], *, smaller: bool) -> str:
     if not runs:
         return NONE
-    if any(run.lacks or not is_current(run.name, run.result) for run in runs):
+    if not all(is_current(run.name, run.result) for run in runs):
         return OLD
     departs = [text for run in runs for text in run.recipe.get("paper", {}).get("departs", ())]
     smaller = smaller or any(text.startswith(OF_SIZE) for text in departs)

@@ -32,7 +32,7 @@ TERM = re.compile(
     r"(, (?P<column>\S+))?"
 )
 NUMBER = re.compile(r"(?<![\w.,/=-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w/]*\d)")
-PART_OF_A_PAPER = re.compile(r"\b(fig\.|table|section|eq\.|algorithm|appendix|correction)\s*$")
+PART_OF_A_PAPER = re.compile(r"\b(fig\.|table|section|eq\.|algorithm|appendix|version)\s*$")
 IN_WORDS = re.compile(
     r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|half)"
     r"( and a half| a)? (points?|percent|standard errors?|times as)\b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,18 @@ from typing import Any
 
 from fedgist.recipe.reading import make
 from fedgist.report.federation_state import FEDERATION
+from fedgist.runs.checkpoint import Binding, Checkpoint, save
+from fedgist.runs.record import (
+    FORMAT,
+    FORMAT_KEY,
+    LINES,
+    RESULT,
+    ROUNDS,
+    STATE,
+    read_bytes_or_empty,
+    read_usable_lines,
+)
+from fedgist.runs.sealing import DIGESTS, files_in, of_files, sealed
 
 # what the server of a federation writes into the folder of its run
 FEDERATION_STATE: dict[str, Any] = {
@@ -91,8 +104,32 @@ def write_run(
     )
     if result:
         (folder / "result.json").write_text(
-            json.dumps({"status": "finished", "time/total_s": 12.0})
+            json.dumps(
+                {
+                    "status": "finished",
+                    "versions": {"method": 1, "arithmetic": 1},
+                    "time/total_s": 12.0,
+                }
+            )
         )
+    return sealed_run(folder)
+
+
+def sealed_run(folder: Path) -> Path:
+    """Seal a run's files as they are, by its result or by a checkpoint."""
+    blobs = {name: read_bytes_or_empty(folder / name) for name in LINES}
+    digests = {name: hashlib.sha256(blob).hexdigest() for name, blob in blobs.items()}
+    files = of_files(folder, files_in(folder))
+    lines = read_usable_lines(folder / ROUNDS).lines
+    done = int(lines[-1]["round"]) if lines else 0
+    result = folder / RESULT
+    if result.exists():
+        table = json.loads(result.read_text())
+        table |= {"rounds": done, FORMAT_KEY: FORMAT, DIGESTS: digests | files}
+        result.write_text(json.dumps(sealed(table)))
+    elif lines:
+        (folder / STATE).parent.mkdir(exist_ok=True)
+        save(folder, Checkpoint(done, {}, {}, binding=Binding(lines=digests, files=files)))
     return folder
 
 
@@ -109,3 +146,4 @@ def change_line(folder: Path, number: int, **columns: object) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[number - 1] |= columns
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sealed_run(folder)

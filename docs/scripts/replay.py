@@ -125,8 +125,8 @@ def _begin(recipe: Recipe, seen: _FirstRounds) -> None:
 
 def _left_out(run: FinishedRun, archived: dict[int, float]) -> str:
     """Return why a run cannot be compared; an empty text if it can."""
-    if run.lacks or not is_current(run.name, run.result):
-        return f"{run.before or 'of an earlier version'}: to be done again"
+    if not is_current(run.name, run.result):
+        return "of an earlier version: to be done again"
     if run.public_noise is None and run.recipe.get("privacy", {}).get("unit", "none") != "none":
         return "its noise was drawn from the system"
     return "" if archived else "it records no losses of training"

@@ -1,7 +1,6 @@
 """The commands under a results page's tables make those tables: each archived run is one of theirs.
 
-Runs of before a correction, and those whose commands begin with a switch to an older version, were
-made with recipes as they were; they are not tried.
+Runs of an earlier version were made with recipes as they were; they are not tried.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from fedgist.cli.queue_runs import jobs_of_command
 from fedgist.cli.study_commands import JOBS_OF
 from fedgist.recipe.reading import make
 from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.versions import is_current
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job, difference
 from fedgist.studies.queue import read_queue
@@ -39,7 +39,7 @@ def made_by(commands: list[str]) -> dict[Path, list[Job]]:
 def differing(runs: list[FinishedRun], commands: list[str]) -> Iterator[str]:
     """Each run that no command makes as it is."""
     made = made_by(commands)
-    current = {run.folder: run for run in runs if not run.before}
+    current = {run.folder: run for run in runs if is_current(run.name, run.result)}
     for file, run in current.items():
         recipe = make(dict(run.recipe))
         found = [difference(job.recipe, recipe) for job in made.get(file, [])]
@@ -52,10 +52,7 @@ def differing(runs: list[FinishedRun], commands: list[str]) -> Iterator[str]:
 def test_the_commands_of_a_page_make_its_tables(page: Path) -> None:
     about = read_page(page)
     found = [experiment(one, ROOT / "docs" / "results" / "data") for one in about["experiments"]]
-    older = [one for one in found if any(c.startswith("git switch") for c in one.commands)]
-    not_tried = {run.folder for one in older for run in one.runs}
-    found = [one for one in found if one not in older]
-    runs = {run.folder: run for one in found for run in one.runs if run.folder not in not_tried}
+    runs = {run.folder: run for one in found for run in one.runs}
     commands = dict.fromkeys(command for one in found for command in one.commands)
     assert list(differing([*runs.values()], [*commands])) == []
 

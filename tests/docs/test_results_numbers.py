@@ -267,7 +267,7 @@ def check_readings(found: Experiment, rows: list[Row]) -> int:
         for title, what in (("last round", "last"), *found.options["readings"]):
             values = read(mine, what, label_of(row))
             mean, _, difference = row[title].partition(", ")
-            if mean == "-":  # no runs, or some of before a correction
+            if mean == "-":  # no runs, or some of an earlier version
                 assert what.startswith("folder")
                 continue
             check(mean, values)

@@ -167,7 +167,7 @@ def test_a_state_that_is_not_finite_is_not_taken_and_the_record_says_so(
     before = named(fed.server)
     line, _ = fed.advance()
     (event,) = line["events"]
-    assert "was not finite after round 2 in stage 'train': its state of before is kept" in event
+    assert "was not finite after round 2 in stage 'train': its previous state is kept" in event
     assert all(torch.equal(array, before[name]) for name, array in named(fed.server).items())
     assert "events" not in fed.advance()[0]
 

@@ -19,7 +19,7 @@ from fedgist.runs.file_checks import fault_of_client, fault_of_recipe, fault_of_
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import find, readable
 
-from written import write_run  # isort: skip
+from written import sealed_run, write_run  # isort: skip
 
 
 def read_one(folder: Path) -> FinishedRun:
@@ -31,6 +31,7 @@ def with_line(folder: Path, number: int, text: str) -> Path:
     lines = (folder / "rounds.jsonl").read_text().splitlines()
     lines[number - 1] = text
     (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    sealed_run(folder)
     return folder
 
 
@@ -107,6 +108,7 @@ def test_a_damaged_recipe_leaves_out_its_run_and_no_other(
     write_run(tmp_path / "good", [0.5])
     bad = write_run(tmp_path / "bad", [0.6]) / "recipe.toml"
     bad.write_text(text)
+    sealed_run(bad.parent)
     study = comparison.study(find([tmp_path]))
     assert [row.seeds for row in study.rows] == [[0]]
     (note,) = [note for note in study.notes if "bad" in note]
@@ -130,6 +132,7 @@ def test_another_damaged_file_is_named_and_its_run_is_used(
 ) -> None:
     run = write_run(tmp_path / "run", [0.5])
     (run / name).write_text(text)
+    sealed_run(run)
     study = comparison.study(find([run]))
     assert study.notes[0].startswith(f"{run / name} {why}")
     page.render(study, [], "A page")
@@ -150,6 +153,7 @@ def test_another_damaged_file_is_named_and_its_run_is_used(
 def test_a_damaged_partition_is_named_and_not_drawn(tmp_path: Path, text: str, why: str) -> None:
     run = write_run(tmp_path / "run", [0.5], clients=[0.5])
     (run / "partition.json").write_text(text)
+    sealed_run(run)
     study = comparison.study(find([run]))
     assert "partition-1" not in [picture.name for picture in pictures.pictures(study)]
     (note,) = pictures.unreadable(study)
@@ -160,6 +164,7 @@ def test_lines_of_clients_are_named_too(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.5], clients=[0.5, 0.7])
     path = run / "clients.jsonl"
     path.write_text(path.read_text() + '{"round": 1, "client": 2, "accuracy": "high"}\n')
+    sealed_run(path.parent)
     (note,) = pictures.unreadable(comparison.study(find([run])))
     assert note == (f"{path} line 3 has accuracy = 'high', not a number: it is left out")
 
@@ -167,6 +172,7 @@ def test_lines_of_clients_are_named_too(tmp_path: Path) -> None:
 def test_many_damaged_lines_are_counted(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.5] * 20)
     (run / "rounds.jsonl").write_text((run / "rounds.jsonl").read_text() + "x\n" * 12)
+    sealed_run(run)
     problems = read_one(run).problems
     assert len(problems) == 6
     assert problems[-1].endswith("7 more lines cannot be used, and are left out")
@@ -177,6 +183,7 @@ def test_rounds_that_are_missing_are_said(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.5] * 12)
     lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
     (run / "rounds.jsonl").write_text("".join(lines[:2] + lines[6:]))
+    sealed_run(run)
     (problem,) = read_one(run).problems
     assert problem == (
         f"{run / 'rounds.jsonl'}: 4 rounds are missing, the first is round 3; their bytes are not "
@@ -192,7 +199,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path: Path, name: str) 
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     study = comparison.study(find([tmp_path]))
-    assert any(f"{run / name} cannot be read: it is no file" in note for note in study.notes)
+    assert any(f"{run} does not match its seal: {name}" in note for note in study.notes)
 
 
 @pytest.mark.slow
@@ -240,6 +247,7 @@ def test_whatever_is_in_the_lines_every_table_is_made(
     run = write_run(tmp_path_factory.mktemp("runs") / "run", [0.5, 0.6], clients=[0.5])
     with (run / "rounds.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
+    sealed_run(run)
     for command in (["show"], ["watch", "--once"], ["compare", "--target-accuracy", "50"]):
         done = CliRunner().invoke(app, [*command, str(run)], catch_exceptions=False)
         assert done.exit_code == 0
@@ -257,5 +265,6 @@ def test_where_no_client_is_scored_nothing_is_missing(tmp_path: Path) -> None:
     for on in ("client", "global"):
         run = write_run(tmp_path / on, [0.5], raw={"evaluate": {"on": on}})
         (run / "clients.jsonl").write_text("")
+        sealed_run(run)
         notes = pictures.unreadable(comparison.study(find([run])))
         assert any("clients.jsonl is missing" in note for note in notes) == (on == "client")

@@ -20,7 +20,7 @@ from fedgist.report.feature_pictures import borders_of, plane
 from fedgist.report.varied import over, varied
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES
-from written import write_run
+from written import sealed_run, write_run
 
 SLOW = pytest.mark.slow
 BOX = (-3.0, 3.0, -2.0, 2.0)
@@ -168,8 +168,10 @@ def test_heads_that_do_not_fit_are_told(tmp_path: Path, change: dict[str, Any]) 
         "bias": torch.rand(3, 3).numpy(),
     }
     safetensors.numpy.save_file(arrays, run / FEATURES)
+    sealed_run(run)
     assert "features-1" in drawn(tmp_path)
     safetensors.numpy.save_file(arrays | change, run / FEATURES)
+    sealed_run(run)
     assert not any(name.startswith("features") for name in drawn(tmp_path))
     study = comparison.study(find([tmp_path]))
     assert pictures.unreadable(study) == [f"{run / FEATURES} cannot be used"]
@@ -185,6 +187,7 @@ def with_setting(folder: Path, value: object, accuracy: float, seed: int, method
     text, count = re.subn(r"(?m)^alpha = .*$", line, recipe.read_text())
     assert count == 1
     recipe.write_text(text)
+    sealed_run(recipe.parent)
 
 
 def test_each_line_is_what_is_alike_but_for_the_setting(tmp_path: Path) -> None:

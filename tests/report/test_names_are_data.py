@@ -31,7 +31,7 @@ from fedgist.runs.record import PARTITION
 from fedgist.studies.job import Event, Job
 
 from commands import call  # isort: skip
-from written import write_run  # isort: skip
+from written import sealed_run, write_run  # isort: skip
 
 LATEX = shutil.which("pdflatex")
 CLEAR, TITLE, RIGHT_TO_LEFT = "\x1b[2J", "\x1b]0;gone\x07", "\u202e"
@@ -78,6 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (run / "rounds.jsonl").write_text(text)
         split = {"classes": HOSTILE, "train": [[1] * len(HOSTILE)] * 2}
         (run / PARTITION).write_text(json.dumps(split))
+        sealed_run(run)
     return place
 
 
@@ -104,6 +105,7 @@ def labelled(folder: Path, values: Sequence[str]) -> Path:
         (run / "recipe.toml").write_text(
             f'seed = 0\n[method]\nname = "fedlog"\nword = {json.dumps(value)}\n'
         )
+        sealed_run(run)
     return folder
 
 

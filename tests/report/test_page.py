@@ -27,7 +27,7 @@ from fedgist.runs.finished.trained_models import simulation
 from fedgist.runs.record import FEATURES, PARTITION
 
 from browsers import in_browser, new_page, open_browser  # isort: skip
-from written import write_run  # isort: skip
+from written import sealed_run, write_run  # isort: skip
 
 SPLIT = {"classes": ["cat", "<dog>"], "train": [[3, 0], [1, 9]]}
 
@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 down=0 if method == "local" else 3000,
             )
             (run / PARTITION).write_text(json.dumps(SPLIT))
+            sealed_run(run)
     draw = torch.Generator().manual_seed(0)
     safetensors.numpy.save_file(
         {
@@ -57,6 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         root / "fedlog" / "seed-0" / FEATURES,
     )
+    sealed_run(root / "fedlog" / "seed-0")
     return root
 
 
@@ -141,6 +143,7 @@ def test_files_that_no_picture_can_be_made_of_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.5, 0.6])
     for name, blob in ((PARTITION, b"[]"), (FEATURES, b"\xb5\x00"), ("clients.jsonl", b"\xff\n")):
         (run / name).write_bytes(blob)
+        sealed_run(run)
     study = comparison.study(find([tmp_path]))
     assert [picture.name for picture in pictures.pictures(study)] == [
         "by-round",

@@ -21,7 +21,7 @@ from fedgist.report.plot_elements import spread
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES, PARTITION
 
-from written import write_run  # isort: skip
+from written import sealed_run, write_run  # isort: skip
 
 pytest.importorskip("matplotlib")
 
@@ -102,6 +102,7 @@ def test_bubbles_have_a_legend_of_sizes(tmp_path: Path) -> None:
         "train": [[40, 0], [4, 20]],
     }
     (run / PARTITION).write_text(json.dumps(split))
+    sealed_run(run)
     picture = drawn(tmp_path)["partition-1"]
     words = texts(picture)
     assert {"4 rows", "20 rows", "40 rows", "north", "south", "_cat", "$a_$"} <= set(words)
@@ -116,6 +117,7 @@ def test_features_have_legends_by_class_and_by_client(tmp_path: Path) -> None:
         "train": [[1, 1]] * 3,
     }
     (run / PARTITION).write_text(json.dumps(split))
+    sealed_run(run)
     draw = torch.Generator().manual_seed(0)
     arrays = {
         "features": torch.randn(12, 5, generator=draw).numpy(),
@@ -123,6 +125,7 @@ def test_features_have_legends_by_class_and_by_client(tmp_path: Path) -> None:
         "label": (torch.arange(12) % 2).numpy(),
     }
     safetensors.numpy.save_file(arrays, run / FEATURES)
+    sealed_run(run)
     found = drawn(tmp_path)
     assert {"_cat", "$a_$"} <= set(texts(found["features-1-class"]))
     assert {"north", "south", "west"} <= set(texts(found["features-1-client"]))
@@ -149,6 +152,7 @@ def test_features_that_do_not_fit_each_other_are_not_drawn(
         "label": torch.arange(12).numpy(),
     }
     safetensors.numpy.save_file(arrays | change, run / FEATURES)
+    sealed_run(run)
     study = comparison.study(find([tmp_path]))
     assert not any(name.startswith("features") for name in drawn(tmp_path))
     assert pictures.unreadable(study) == [f"{run / FEATURES} cannot be used"]
@@ -226,6 +230,7 @@ def test_the_legend_of_ten_classes_is_whole_and_a_map_fills_its_frame(tmp_path: 
         "label": (torch.arange(60) % 10).numpy(),
     }
     safetensors.numpy.save_file(arrays, run / FEATURES)
+    sealed_run(run)
     for name, count in (("features-1-class", 10), ("features-1-client", 20)):
         picture = drawn(tmp_path)[name]
         assert outside(picture) == []

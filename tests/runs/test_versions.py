@@ -62,13 +62,14 @@ def test_the_commit_is_that_of_this_checkout_or_unknown() -> None:
 @pytest.mark.parametrize(
     "result", [{}, {"versions": None}, {"versions": {"method": "x", "arithmetic": True}}]
 )
-def test_a_result_without_usable_versions_is_of_the_first(result: dict[str, Any]) -> None:
-    assert Computed.of_result(result) == Computed(1, 1)
+def test_a_result_without_usable_versions_is_of_an_unknown_one(result: dict[str, Any]) -> None:
+    assert Computed.of_result(result) == Computed(0, 0)
 
 
 def test_every_registered_method_has_a_version_and_a_users_own_is_current() -> None:
     assert all(METHODS[name].version >= 1 for name in METHODS)
-    assert is_current("local@variant", {"versions": {"method": METHODS["local"].version}})
+    now = {"method": METHODS["local"].version, "arithmetic": module.ARITHMETIC}
+    assert is_current("local@variant", {"versions": now})
     assert not is_current("local", {"versions": {"method": 7}})
     assert is_current("mine:Method", {"versions": {"method": 7}})
 

@@ -81,14 +81,3 @@ def test_a_broken_file_of_an_archive_ends_no_command(done: Path, edit: type[str]
     assert again.exit_code == 0
     assert path.read_text("utf-8") == whole
     assert read_csv(path).seal.state == "sealed"
-
-
-def test_an_old_file_is_called_table_sealed(done: Path) -> None:
-    data = Path(__file__).parents[2] / "docs" / "results" / "data"
-    old = min((data / "repshare").rglob("seed-0.csv"))
-    assert read_csv(old).seal.state == "table sealed"
-    shown = CliRunner().invoke(app, ["compare", str(old)], env={"COLUMNS": "400"})
-    assert shown.exit_code == 0
-    assert "table sealed (of these archived runs, what is above the table is not" in shown.output
-    new = CliRunner().invoke(app, ["compare", str(done / "kept")], env={"COLUMNS": "400"})
-    assert "seal" not in new.output

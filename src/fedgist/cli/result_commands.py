@@ -112,7 +112,7 @@ def show(
     all_runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
     runs, problems = run_reader.readable(all_runs)
     screen = console()
-    for problem in (*problems, *run_reader.not_sealed(runs)):
+    for problem in problems:
         screen.print(words(f"! {problem}", "yellow"))
     if by is not None:
         screen.print(SheetView(client_tables.TABLES[by](runs)))
@@ -209,15 +209,13 @@ def _study(
     *,
     two_sided: bool,
 ) -> Study:
-    study = comparison.study(
+    return comparison.study(
         runs,
         reference=reference,
         metric=metric,
         target_accuracy=None if target_percent is None else target_percent / 100,
         two_sided=two_sided,
     )
-    shown = [run for run in runs if run.usable]
-    return replace(study, notes=(*study.notes, *run_reader.not_sealed(shown)))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -330,7 +328,7 @@ def _watch(
             while True:
                 all_runs = run_reader.find(folders, trust=trust)
                 runs = watch.in_order([run for run in all_runs if run.usable])
-                problems = [*run_reader.problems_of(all_runs), *run_reader.not_sealed(runs)]
+                problems = run_reader.problems_of(all_runs)
                 for run in runs:
                     for sender in senders:
                         sender.send_files(run)

@@ -42,22 +42,19 @@ _TYPES: dict[str, type] = {}  # every declared message type, by its registered n
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def message(
-    *, reduce: Reduce, over: Scope = "all", name: str | None = None
-) -> Callable[[type[T]], type[T]]:
+def message(*, reduce: Reduce, over: Scope = "all") -> Callable[[type[T]], type[T]]:
     """Declare a message, and register its type under :func:`type_name`.
 
     With ``reduce="sum"`` the server sees totals only: one total over all clients, or, with
     ``over="architecture"`` (for weights, whose shapes differ), one total per architecture. With
-    ``reduce="each"`` it sees one message per client. ``name`` is the type's name on the wire and in
-    files. Its default is ``module:Class``; a class that moves to another module keeps its old name.
+    ``reduce="each"`` it sees one message per client.
     """
 
     def declare(cls: type[T]) -> type[T]:
         declared = cast("Any", tree(cls))
         wire_form.check(declared)
         declared.reduce, declared.over = reduce, over  # constants of the class, not fields
-        declared.registered_name = name or f"{cls.__module__}:{cls.__qualname__}"
+        declared.registered_name = f"{cls.__module__}:{cls.__qualname__}"
         _TYPES[type_name(declared)] = declared
         return cast("type[T]", declared)
 

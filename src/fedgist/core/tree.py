@@ -30,8 +30,6 @@ Tree: TypeAlias = Any
 _FIELDS = "__tree_fields__"  # attribute of a class that names its fields of tensors
 _REGISTRATION = "__tree_registration__"  # attribute of a class, for classes that are pickled
 STATIC = {"static": True}  # metadata of a field that vmap does not map over
-#: Metadata of a server's field that older runs lack; its first value is that of ``init_server``
-LATER = {"later": True}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -233,19 +231,6 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
             raise ValueError(f"the key {name!r} is empty or contains {SEPARATOR!r}")
         out |= named(child, f"{prefix}{SEPARATOR}{name}" if prefix else name)
     return out
-
-
-def added_later(value: object) -> dict[str, Tensor]:
-    """Return the arrays of a tree's fields that are declared ``field(metadata=LATER)``, by name.
-
-    The arrays have any shape.
-    """
-    if not dataclasses.is_dataclass(value):
-        return {}
-    later = [f.name for f in dataclasses.fields(value) if f.metadata.get("later")]
-    return {
-        path: array for path, array in named(value).items() if path.split(SEPARATOR)[0] in later
-    }
 
 
 def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:

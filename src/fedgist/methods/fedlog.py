@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -22,7 +22,7 @@ from fedgist.core.bounds import NonNegative, Positive, PositiveInt
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.target import Target
-from fedgist.core.tree import LATER, tree
+from fedgist.core.tree import tree
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import ClassSums, gradient_head
 from fedgist.methods.common.linear_head import LinearHead, one_feature_width
@@ -39,7 +39,7 @@ class Server:
     """Server state: the head, (outputs, m + 1), and the sums that determine the head."""
 
     eta: Tensor
-    sums: Remembered = field(metadata=LATER)
+    sums: Remembered
 
 
 @dataclass(frozen=True)

@@ -355,7 +355,7 @@ def _anchors(net: Net, lesson: Lesson, of: Outlook) -> Tensor:
 MOST = 127  # of an int8
 
 
-@message(reduce="each", name="fedgist.methods.flesd:Representations")
+@message(reduce="each")
 class PublicRepresentations:
     """R_k (N, d), float32 or float16, and a digest of the public rows, ()."""
 

@@ -25,7 +25,7 @@ from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights, averaged, moved
 
 
-@message(reduce="sum", name="fedgist.core.shared_layers:WeightedLayers")
+@message(reduce="sum")
 class WeightedLayers:
     """``n w`` and ``n``: the last layers' arrays by position times the rows, and the rows, ()."""
 
@@ -33,7 +33,7 @@ class WeightedLayers:
     rows: Tensor = field(metadata=COUNTS)
 
 
-@message(reduce="sum", name="fedgist.core.shared_layers:MovedLayers")
+@message(reduce="sum")
 class MovedLayers:
     """``w_k - w`` of the last layers by position, if privacy protects clients."""
 

@@ -62,7 +62,7 @@ class Release:
     """Numbers of the clients whose observations the client receives. The default is all others."""
 
 
-@message(reduce="each", name="fedgist.core.representation_relay:Released")
+@message(reduce="each")
 class Released:
     """A client's release: sums of features by class, and their numbers of rows.
 
@@ -78,7 +78,7 @@ class Released:
     hears: Tensor = field(metadata=FLAGS)
 
 
-@message(reduce="each", name="fedgist.core.representation_relay:Representations")
+@message(reduce="each")
 class PeerRepresentations:
     """A client's download: the global mean of each class, and other clients' observations.
 

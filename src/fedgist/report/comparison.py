@@ -27,17 +27,15 @@ from fedgist.report.stats import (
     smallest_p,
 )
 from fedgist.runs.columns import EPSILON, TRAIN_LOSS, ends_lost, measured
-from fedgist.runs.corrections import RecipeTable
 from fedgist.runs.divergence import divergence_notes
-from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.finished_run import OLD, FinishedRun
 from fedgist.runs.finished.run_reader import readable
 from fedgist.runs.record import summary
 from fedgist.runs.versions import Computed
 
 KeyedSettings = Mapping[str, Any]  # by dotted key
-BEFORE = "before correction"  # marks runs that lack a correction: they form their own group
 BROKEN = "seal"  # marks runs that do not match their seal: they form their own group
-MARKS = (BEFORE, BROKEN)
+MARKS = (OLD, BROKEN)
 
 
 @dataclass(frozen=True)
@@ -92,20 +90,16 @@ def _settings_of(run: FinishedRun, newest: Computed) -> dict[str, Any]:
     stated = {**defaults(), **flat(run.recipe)}
     settings = {k: v for k, v in stated.items() if role_of(k) is None}
     settings.setdefault("method.name", run.name)
-    if run.rounds and run.result:
-        settings |= {BEFORE: run.before} if run.before else {}
-        computed = run.computed
-    else:
-        computed = newest
+    computed = run.computed if run.rounds and run.result else newest
     settings |= {"version": computed.method, "arithmetic": computed.arithmetic}
-    return settings | ({BROKEN: run.mark} if run.mark else {})
+    marks = {OLD: run.age, BROKEN: run.mark}
+    return settings | {kind: mark for kind, mark in marks.items() if mark}
 
 
 def _name(label: str, by_seed: Mapping[int, FinishedRun]) -> str:
     """Return the reader's name of a group, with its marks, or its label."""
     run = next(iter(by_seed.values()))
-    marks = [run.before if run.rounds and run.result else "", run.mark]
-    return " ".join(filter(None, (run.label, *marks))) if run.label else label
+    return " ".join(filter(None, (run.label, run.age, run.mark))) if run.label else label
 
 
 def group_labels(groups: Sequence[KeyedSettings]) -> list[str]:
@@ -238,8 +232,8 @@ class Row:
 
     @property
     def is_old(self) -> bool:
-        """Whether a run lacks a correction that changes its numbers."""
-        return any(run.before for run in self.runs)
+        """Whether a run is of an earlier version."""
+        return any(run.age for run in self.runs)
 
     @property
     def unfinished(self) -> int:
@@ -412,7 +406,7 @@ def _target(runs: Sequence[FinishedRun], metric: str, goal: float, better: Bette
     return Target(reached, *estimates) if estimates else None
 
 
-def paper_numbers(printed: RecipeTable, method: str) -> Paper | None:
+def paper_numbers(printed: Mapping[str, Any], method: str) -> Paper | None:
     """Return what the section ``[paper]`` of a recipe says of a method."""
     pair = printed.get("accuracy", {}).get(method)
     bits = printed.get("communication", {}).get(method)

@@ -36,13 +36,11 @@ def score_text(value: float | None, measure: Metric) -> str:
 def replies(line: Line) -> str:
     """Return how many clients of a round replied; an empty text if all did, or it is not known.
 
-    Of a round of before the column of clients, it is the number of replies in all stages.
-
     >>> replies({"clients/expected": 20, "clients/complete": 7})
     '7 of 20 replied'
     """
-    orders = line.get(EXPECTED, line.get("clients/asked"))
-    answered = line.get(COMPLETE, line.get("clients/replied"))
+    orders = line.get(EXPECTED)
+    answered = line.get(COMPLETE)
     if orders is None or answered is None or answered == orders:
         return ""
     return f"{answered:g} of {orders:g} replied"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedgist.core.metrics import Metric
-from fedgist.report.comparison import BEFORE, Paper, Row, Study, Target, against
+from fedgist.report.comparison import MARKS, Paper, Row, Study, Target, against
 from fedgist.report.formatting import Sheet, bits_text, bytes_text, percent, printed
 from fedgist.report.mean_counts import marked, marked_runs, sentence
 from fedgist.report.run_tables import simulated
@@ -120,7 +120,8 @@ def _by_setting(rows: Sequence[Row]) -> tuple[list[str], dict[tuple[str, ...], d
     varied = [
         key
         for key in keys
-        if not key.startswith(("method.", BEFORE))
+        if not key.startswith("method.")
+        and key not in {*MARKS, "version", "arithmetic"}
         and len({str(row.settings.get(key)) for row in rows}) > 1
     ]
     groups: dict[tuple[str, ...], dict[str, Row]] = {}
@@ -131,7 +132,7 @@ def _by_setting(rows: Sequence[Row]) -> tuple[list[str], dict[tuple[str, ...], d
 
 
 def _order(value: str) -> tuple[float, str]:
-    """Return the key by which values of settings are sorted: numbers by bytes_text, then texts."""
+    """Return the key by which values of settings are sorted: numbers by size, then texts."""
     try:
         return float(value), ""
     except ValueError:

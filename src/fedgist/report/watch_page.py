@@ -151,7 +151,7 @@ def read_state(
         except OSError as error:  # a folder may be moved or deleted while it is read
             problems.append(f"{folder} cannot be read: {first_line(error)}")
     usable = [run for run in runs.values() if run.usable]
-    problems += [*run_reader.problems_of(runs.values()), *run_reader.not_sealed(usable)]
+    problems += run_reader.problems_of(runs.values())
     views = [*(view_of(run, at) for run in watch.in_order(usable)), *waiting]
     views.sort(key=lambda view: (view.kind in OVER, view.federation is None))
     return WatchState(tuple(views), tuple(problems), left_out=len(usable) < len(runs))

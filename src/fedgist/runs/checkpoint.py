@@ -21,7 +21,6 @@ from torch import Tensor
 from fedgist.errors import CheckpointError, first_line
 from fedgist.runs import atomic_files as files
 from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
-from fedgist.runs.corrections import FIRST
 from fedgist.runs.digests import of_arrays, of_text
 from fedgist.runs.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
 from fedgist.runs.run_directory import remove_parts
@@ -48,8 +47,7 @@ class Binding:
     by file name, and ``files`` those of the run's other files. ``over`` says that no round is left
     to do. ``raised`` lists changes of the number of rounds as ``[round, from, to]``. ``again``
     counts the rounds that released more than once. ``forgotten`` lists the clients that the server
-    was asked to forget as ``[round, client]``. ``computes`` is the number of the method's newest
-    correction when the run was begun.
+    was asked to forget as ``[round, client]``.
     """
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +56,6 @@ class Binding:
     raised: tuple[tuple[int, int, int], ...] = ()
     again: int = 0
     forgotten: tuple[tuple[int, int], ...] = ()
-    computes: int = FIRST
     files: Mapping[str, str] = field(default_factory=dict)
     over: bool = False
 
@@ -139,10 +136,7 @@ def load(folder: Path) -> Checkpoint | None:
     except _BROKEN as error:
         raise CheckpointError(f"{path} is damaged ({first_line(error)}); {_HINT}") from error
     if not whole:
-        state = "is damaged: its content is not what was written"
-        if digest is None and not entry:
-            state = "was written by a fedgist that kept no digests, so it cannot be checked"
-        raise CheckpointError(f"{path} {state}; {_HINT}")
+        raise CheckpointError(f"{path} is damaged: its content is not what was written; {_HINT}")
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
@@ -162,8 +156,7 @@ def _parts(folder: Path, digests: Mapping[str, str]) -> Parts | None:
 
 def _is_sound(binding: Binding) -> bool:
     tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines, binding.files)
-    numbers = (binding.again, binding.computes)
-    sound = all(isinstance(t, dict) for t in tables) and all(map(is_round, numbers))
+    sound = all(isinstance(t, dict) for t in tables) and is_round(binding.again)
     sound = sound and isinstance(binding.over, bool)
     wide = {"raised": len(("round", "from", "to")), "forgotten": len(("round", "client"))}
     return sound and all(

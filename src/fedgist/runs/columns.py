@@ -4,7 +4,7 @@ Only this file composes and parses column names.
 
 - ``eval/<split>/count`` is the number of clients with a score, over which the means are taken.
   ``eval/<split>/missing`` is the number of all others, if there are any. A metric that is defined
-  for fewer clients has its own ``<metric>_count``. Runs of before these columns have none.
+  for fewer clients has its own ``<metric>_count``.
 - ``eval/<split>/<metric>_mean`` and ``_std`` are statistics over clients; probes also have
   ``_min``. The prefix ``finetuned_`` before the metric stands for copies of the models that went
   through the phases before a test, and ``trained_`` for copies after the next round's local

@@ -97,7 +97,6 @@ OF_RECIPE = {
 }
 OF_RESULT = {
     "status": TEXT,
-    "computes": ROUND,
     "rounds": ROUND,
     "kept_round": ROUND_OR_NONE,
     "time/total_s": COUNT,

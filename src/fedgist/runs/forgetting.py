@@ -18,7 +18,6 @@ from fedgist.runs.last_download import DOWNLOADS
 from fedgist.runs.round import Federation
 from fedgist.runs.run_directory import locked
 from fedgist.runs.runner import load_run
-from fedgist.runs.sealing import files_in, of_files
 from fedgist.world.data import client_number
 
 
@@ -47,8 +46,6 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
             raise MethodError(f"the server keeps nothing of client {client} that it could forget")
         forgotten = (*saved.binding.forgotten, (saved.round, number))
         binding = replace(saved.binding, forgotten=forgotten)
-        if not binding.files:  # a run of before there were seals
-            binding = replace(binding, files=of_files(folder, files_in(folder)))
         checkpoints.save(folder, replace(now, best=best, binding=binding))
     return number
 

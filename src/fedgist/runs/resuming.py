@@ -25,7 +25,6 @@ from fedgist.engines.engine import EVALUATE
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.recipe.reading import Recipe, defaults, flat
 from fedgist.runs.checkpoint import Binding, Checkpoint, load
-from fedgist.runs.corrections import assumed, computes
 from fedgist.runs.digests import of_all_rows, of_arrays, of_text
 from fedgist.runs.record import FEATURES
 from fedgist.runs.round import context, start_server
@@ -124,17 +123,14 @@ def binding_of(
     side: ServerContext, inputs: Mapping[str, str], saved: Checkpoint | None = None
 ) -> Binding:
     """Return the binding of a run before its first line."""
-    now = computes(side.setup.method_name)
-    binding = Binding(_result_settings(side.recipe), dict(inputs), computes=now)
+    binding = Binding(_result_settings(side.recipe), dict(inputs))
     if saved is None:
         return binding
     before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
     change = () if before == now else ((saved.round, before, now),)
     kept = saved.binding
     raised, over = (*kept.raised, *change), kept.over and not change
-    return replace(
-        binding, raised=raised, forgotten=kept.forgotten, computes=kept.computes, over=over
-    )
+    return replace(binding, raised=raised, forgotten=kept.forgotten, over=over)
 
 
 def check_binding(
@@ -183,8 +179,6 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
 def check_features(folder: Path, saved: Checkpoint | None) -> None:
     """Check the saved features of a resumed run, and remove features of later rounds."""
     sealed = saved.binding.files if saved else {}
-    if saved and not sealed:  # a run of before there were seals
-        return
     for name, digest in sealed.items():
         if name.startswith(Path(FEATURES).stem) and of_file(folder / name) != digest:
             raise CheckpointError(
@@ -200,8 +194,7 @@ def _check_recipe(
     now: Mapping[str, object], begun: Binding, folder: Path, *, raising: bool
 ) -> None:
     """Raise RecipeError that names the first key of the recipe that changed."""
-    method = str(begun.recipe.get("method.name", ""))
-    later = {**defaults(), **assumed(method, begun.computes)}  # keys that a recipe did not have
+    later = defaults()  # of keys that the recipe did not have yet
     for key in dict.fromkeys([*begun.recipe, *now]):
         old, new = (some.get(key, later.get(key)) for some in (begun.recipe, now))
         if old == new or (key == ROUNDS_KEY and raising):

@@ -19,7 +19,7 @@ from fedgist.core.message import scope
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.privacy import with_central_noise
 from fedgist.core.replies import EVERYBODY, Asked, Subtotal, gather
-from fedgist.core.tree import Tree, added_later, build, named
+from fedgist.core.tree import Tree, build, named
 from fedgist.engines.engine import (
     EVALUATE,
     Answer,
@@ -250,7 +250,7 @@ class Federation:
             if lost := lost_numbers(self.server, server):
                 stage = f" in stage {ctx.stage!r}" if ctx.stage else ""
                 event = f"the server's {lost} was not finite after round {ctx.round}{stage}: "
-                record.events.append(event + "its state of before is kept")
+                record.events.append(event + "its previous state is kept")
                 return
             self.server = server
 
@@ -369,14 +369,11 @@ class Federation:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Replace the current state by a checkpoint's."""
-        saved = dict(checkpoint.server)
-        if saved.keys() != named(self.server).keys():  # a run of before some fields were kept
-            saved = added_later(start_server(self.side)) | saved
-        check_alike(saved, named(self.server), "the server's state")
+        check_alike(checkpoint.server, named(self.server), "the server's state")
         if isinstance(self.engine, Simulation):
             self._restore_clients(self.engine, checkpoint)
         device = self.side.setup.device  # a file's arrays are not on it
-        arrays = {name: array.to(device) for name, array in saved.items()}
+        arrays = {name: array.to(device) for name, array in checkpoint.server.items()}
         self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
         self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None

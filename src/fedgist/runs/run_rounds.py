@@ -24,7 +24,6 @@ from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
 from fedgist.runs.columns import UNSCORED, described, is_count, of_main, tuned_over_clients
-from fedgist.runs.corrections import lacking
 from fedgist.runs.divergence import divergence_notes
 from fedgist.runs.evaluation import not_scored, not_scored_notes, with_names
 from fedgist.runs.record import (
@@ -115,7 +114,7 @@ def run_server(
         federation = Federation(side, engine, state, releases=releases, probe=probe)
         costs = _begin(federation, place)
         observer.began(side, str(place.folder or ""), federation.round)
-        notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding), *costs]
+        notes = [*place.notes, *start_notes(side), *costs]
         _show_notes(observer, notes)
         switch = stop or threading.Event()
         _do_rounds(federation, record, observer, binding, save_features, switch)
@@ -203,16 +202,6 @@ def start_notes(side: ServerContext) -> list[str]:
     """Return the server's notes, and the notes on execution plans."""
     noted = [f"{name} {plan.note}" for name, plan in side.plans.items() if plan.note]
     return [*side.notes, *noted]
-
-
-def _correction_notes(side: ServerContext, binding: Binding) -> list[str]:
-    """Return a note on each correction of the method since the run was begun."""
-    missed = lacking(side.recipe.model_dump(mode="json"), binding.computes)
-    return [
-        f"this run was begun before correction {c.number} of method {side.setup.method_name} "
-        f"({c.what}): only rounds from here on have it"
-        for c in missed
-    ]
 
 
 def _open_record(side: ServerContext, place: Place, binding: Binding) -> Record:
@@ -393,7 +382,6 @@ def _result_of(
         outcome = {**outcome, "stopped_early": True}
     return {
         "status": "finished",
-        "computes": binding.computes,
         "seed": side.setup.seed,
         "method": side.setup.method_name,
         "rounds": record.rounds[-1]["round"],

@@ -1,13 +1,12 @@
 """Check the files of a run's folder against its seal. All readers of runs use this check.
 
 A finished run is sealed by its ``result.json``, a stopped run by its checkpoint. A running run is
-not checked, because its files change. A run recorded before seals existed is "not sealed".
+not checked, because its files change.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from fedgist.runs.record import (
     FORMAT,
     FORMAT_KEY,
     LINES,
-    RECIPE,
     RESULT,
     STATE,
     damage,
@@ -31,10 +29,8 @@ from fedgist.runs.record import (
 from fedgist.runs.run_directory import is_held
 from fedgist.runs.sealing import DIGESTS, files_in, header_of, is_sealed, of_file
 
-State = Literal["sealed", "table sealed", "not sealed", "running", "stopped", "broken"]
+State = Literal["sealed", "running", "stopped", "broken"]
 ResultTable = Mapping[str, object]
-IN_JSON = re.compile(rb'"format"\s*:')
-IN_TOML = re.compile(rb"^#\s*format\s*=", re.MULTILINE)
 MENDING = "put the file back from a copy, or start the run again with --overwrite"
 
 
@@ -56,7 +52,7 @@ class Seal:
         return self.state == "broken"
 
 
-NOT_SEALED = Seal("not sealed")  # a run of before there were seals
+SEALED = Seal("sealed")
 
 
 def seal_of(folder: Path) -> Seal:
@@ -70,8 +66,6 @@ def seal_of(folder: Path) -> Seal:
 
 def _judged(folder: Path) -> Seal:
     try:
-        if not _bears_format(folder):
-            return _before_seals(folder)
         if (folder / RESULT).exists():
             problems = tuple(_faults_of_finished(folder))
             return Seal("broken" if problems else "sealed", problems)
@@ -80,32 +74,8 @@ def _judged(folder: Path) -> Seal:
         return Seal("broken", (first_line(error),))
 
 
-def _bears_format(folder: Path) -> bool:
-    """Return whether any of a run's files contains the number of the format."""
-    if IN_JSON.search(_content(folder / RESULT)) or IN_TOML.search(_content(folder / RECIPE)):
-        return True
-    if any(IN_JSON.search(_content(folder / name)) for name in LINES):
-        return True
-    try:
-        return FORMAT_KEY in header_of(folder)
-    except (OSError, ValueError, RecursionError):
-        return False
-
-
 def _content(path: Path) -> bytes:
     return read_bytes_or_empty(path) if path.is_file() else b""
-
-
-def _before_seals(folder: Path) -> Seal:
-    """Check a run of an earlier version, which has digests of its lines only, or none."""
-    result = read_result(folder)
-    digests, last = result.get(DIGESTS), result.get("rounds")
-    if not isinstance(digests, dict) or not isinstance(last, int):
-        return NOT_SEALED
-    # a run that goes on has later lines
-    faults = (_fault_of_lines(folder / n, digests[n], last) for n in LINES if n in digests)
-    problems = tuple(filter(None, faults))
-    return Seal("broken", problems) if problems else NOT_SEALED
 
 
 def _faults_of_finished(folder: Path) -> Iterator[str]:
@@ -143,7 +113,7 @@ def _stopped(folder: Path) -> Seal:
         for n in LINES
         if _content(folder / n) != lines_up_to(read_bytes_or_empty(folder / n), done)
     ]
-    behind = f"its lines after round {done} are behind its checkpoint, and not sealed"
+    behind = f"it has lines after round {done}, which its checkpoint does not cover: not sealed"
     return Seal("stopped", behind=behind if later else "")
 
 

@@ -13,8 +13,6 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read, read_recorded
 from fedgist.recipe.resolve import Setup, resolve
 from fedgist.runs import checkpoint as checkpoints
-from fedgist.runs.checkpoint import Checkpoint
-from fedgist.runs.corrections import as_begun
 from fedgist.runs.evaluation import models_of_clients
 from fedgist.runs.finished import saved_features
 from fedgist.runs.finished.probes import probe_of
@@ -90,7 +88,7 @@ def run(
         if resuming and folder and saved is None and read_bytes_or_empty(folder / ROUNDS):
             observer.note(f"{folder} has no checkpoint: its run begins again at round 1")
         if folder and saved:
-            recipe = _as_begun(recipe, folder, saved)
+            recipe = _as_begun(recipe, folder)
         replaces = folder is not None and overwrite and (folder / RELEASES).exists()
         notes = (f"privacy: the run that was in {folder} released its sums; {ADD_UP}",)
         place = Place(folder, saved, raising=rounds is not None, notes=notes if replaces else ())
@@ -102,8 +100,8 @@ def run(
             return _run(setup, place, observer, resuming=resuming, full_digest=whole)
 
 
-def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
-    """Return the recipe of a resumed run, which keeps its plans and its method's computation."""
+def _as_begun(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe of a resumed run, which keeps its plans."""
     engine = read_recorded(folder / RECIPE).engine
     names = engine.name, recipe.engine.name
     if names[0] != names[1] and not ALIKE.issuperset(names):
@@ -113,7 +111,7 @@ def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
         )
     chosen = ("plans", "server_threads", "shards")
     kept = {f"engine.{name}": getattr(engine, name) for name in chosen}
-    return as_begun(recipe, saved.binding.computes).changed(kept)
+    return recipe.changed(kept)
 
 
 def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, World]:
@@ -128,7 +126,7 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
     saved = checkpoints.load(folder)
     if saved is None:
         raise RecipeError(f"{folder} has no checkpoint yet: its models are not saved")
-    recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
+    recipe = read(folder / RECIPE)
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
     with naming_folder(folder):
         setup = resolve(recipe.changed({"engine.device": device}), given)

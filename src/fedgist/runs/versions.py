@@ -39,11 +39,11 @@ class Computed:
 
     @classmethod
     def of_result(cls, result: Mapping[str, object]) -> Computed:
-        """Return the versions in a run's result; 1 is that of runs before there were versions."""
+        """Return the versions in a run's result; 0 stands for a version that it does not state."""
         table = result.get("versions")
         names = ("method", "arithmetic")
         values = [table.get(name) if isinstance(table, Mapping) else None for name in names]
-        return cls(*(value if type(value) is int else 1 for value in values))
+        return cls(*(value if type(value) is int else 0 for value in values))
 
     @classmethod
     def now(cls, method: Method | type[Method]) -> Computed:
@@ -52,9 +52,9 @@ class Computed:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What a checkpoint is bound to; version 1 is that of checkpoints without versions."""
+        """What a checkpoint is bound to."""
         named = {"method": self.method, "shared arithmetic": self.arithmetic}
-        return {f"{VERSION_OF}{k}": str(v) for k, v in named.items() if v != 1}
+        return {f"{VERSION_OF}{k}": str(v) for k, v in named.items()}
 
 
 def is_current(method: str, result: Mapping[str, object]) -> bool:

@@ -40,7 +40,7 @@ class Archive:
         if not path.exists():
             return False
         run = read_csv(path)
-        if run.lacks or not is_current(run.name, run.result):
+        if not is_current(run.name, run.result):
             return False  # a run of an earlier version is replaced, whatever its settings
         recorded = dict(run.recipe)
         try:

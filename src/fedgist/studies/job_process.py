@@ -20,7 +20,6 @@ from fedgist.errors import DiskFullError, Stopped, exhausted
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import read
 from fedgist.runs import atomic_files, runner
-from fedgist.runs.corrections import computed_by, lacking
 from fedgist.runs.record import RECIPE, STATE, Line, read_result
 from fedgist.runs.sealing import header_of
 from fedgist.runs.versions import goes_on, is_current
@@ -123,8 +122,7 @@ def is_stale(folder: Path) -> bool:
         except (OSError, ValueError, RecursionError):
             return False  # the run itself says what is wrong with its checkpoint
         return isinstance(begun, dict) and not goes_on(recipe.method.name, begun)
-    lacks = lacking(recipe.model_dump(mode="json"), computed_by(result))
-    return bool(lacks) or not is_current(recipe.method.name, result)
+    return not is_current(recipe.method.name, result)
 
 
 class _EventSender:

@@ -27,14 +27,14 @@ from fedgist.core.task import Context
 from fedgist.core.tree import Tree, tree
 
 
-@message(reduce="sum", name="fedgist.core.averaging:Weights")
+@message(reduce="sum")
 class Weights:
     """The server's parameters and buffers by name."""
 
     arrays: dict[str, Tensor]
 
 
-@message(reduce="sum", over="architecture", name="fedgist.core.averaging:Weighted")
+@message(reduce="sum", over="architecture")
 class Weighted:
     """``n w`` and ``n``: a client's arrays times its number of rows, and that number, ()."""
 
@@ -42,7 +42,7 @@ class Weighted:
     rows: Tensor = field(metadata=COUNTS)
 
 
-@message(reduce="sum", over="architecture", name="fedgist.core.averaging:Moved")
+@message(reduce="sum", over="architecture")
 class Moved:
     """``w_k - w``: the difference of a client's arrays to the download; clipped if private.
 

@@ -37,7 +37,7 @@ from fedgist.methods.common.linear_head import class_sums, with_constant
 NEWTON_STEPS = 20  # 9 suffice for a hundred classes, 12 for 5000, whatever the features' size
 
 
-@message(reduce="sum", name="fedgist.core.conjugate_head:Sums")
+@message(reduce="sum")
 class ClassSums:
     """S, (classes, m + 1): class sums of features, class counts in the first column.
 

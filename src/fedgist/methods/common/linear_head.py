@@ -14,7 +14,7 @@ from fedgist.core.task import Task
 from fedgist.errors import MethodError
 
 
-@message(reduce="sum", name="fedgist.core.linear_head:LinearHead")
+@message(reduce="sum")
 class LinearHead:
     """A linear head over features of width m: ``eta`` (classes, m + 1), the biases first.
 

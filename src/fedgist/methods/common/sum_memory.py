@@ -38,7 +38,7 @@ Memory: TypeAlias = Share | Literal["auto", "class", "newest"]
 FADED = 0.01  # the weight at which a sum counts as forgotten
 
 
-@message(reduce="each", name="fedgist.core.sum_memory:ClientSums")
+@message(reduce="each")
 class ClientSums:
     """One client's S, (classes, m + 1), for a server that stores each client's newest sums."""
 

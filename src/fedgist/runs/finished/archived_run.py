@@ -1,9 +1,9 @@
 """A finished run as one small CSV file: its rounds below a header with its recipe and its result.
 
 Lines above the table begin with ``#``. They are TOML: a digest of all the rest, so that a change
-is noticed, the command, the recipe, how the run ended, and its metrics. In files of before there
-were seals the digest is of the table alone. Numbers have six digits. What each client scored, times
-of single rounds and metrics beside the objective's first one and a probe's are left out.
+is noticed, the command, the recipe, how the run ended, and its metrics. Numbers have six digits.
+What each client scored, times of single rounds and metrics beside the objective's first one and a
+probe's are left out.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from fedgist.runs.columns import (
 from fedgist.runs.file_checks import fault_of_recipe, fault_of_result, fault_of_round
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line, read_bytes_or_empty
-from fedgist.runs.run_seals import Seal
+from fedgist.runs.run_seals import SEALED
 
-KIND, VERSION, TABLE_SEALED = "fedgist_run", 2, 1  # the last: of which only the table is sealed
+KIND, VERSION = "fedgist_run", 2
 TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
 STATISTICS = (MEAN, STD, LEAST, COUNT_OF)
 EVENTS = ("refused", "absent", "late", UNSCORED, DIVERGED, "events")  # lists in a round's line
 OF_RESULT = (
-    *("status", "computes", "rounds", "stopped_early", "kept_round", "rounds_raised"),
+    *("status", "rounds", "stopped_early", "kept_round", "rounds_raised"),
     *("privacy", "notes", "versions", UNSCORED),
 )
 SEAL = '# sha256 = "'  # how the first line begins
@@ -113,12 +113,11 @@ def _parse(text: str, path: Path) -> FinishedRun:
     above = re.match(r"(#[^\n]*\n)*", text)
     length = above.end() if above else 0
     head = tomllib.loads("".join(line[1:] + "\n" for line in text[:length].split("\n")))
-    if head.get(KIND) not in {VERSION, TABLE_SEALED}:
+    if head.get(KIND) != VERSION:
         raise ValueError(f"it has {KIND} = {shown(head.get(KIND))}, not {VERSION}")
-    whole = head[KIND] == VERSION
-    sealed = text.partition("\n")[2] if whole else text[length:]
-    if head.get("sha256") != _digest(sealed) or text.startswith(SEAL) != whole:
-        raise ValueError(f"{'it' if whole else 'its table'} was changed, or is not whole (sha256)")
+    rest = text.partition("\n")[2]
+    if head.get("sha256") != _digest(rest) or not text.startswith(SEAL):
+        raise ValueError("it was changed, or is not whole (sha256)")
     return FinishedRun(
         path,
         _table(head, "recipe", fault_of_recipe),
@@ -126,7 +125,7 @@ def _parse(text: str, path: Path) -> FinishedRun:
         _table(head, "result", fault_of_result),
         _table(head, "metrics"),
         str(head.get("command", "")),
-        seal=Seal("sealed" if whole else "table sealed"),
+        seal=SEALED,
     )
 
 
@@ -182,8 +181,8 @@ def _number(cell: str, column: str) -> float:
     return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
 
 
-def _digest(table: str) -> str:
-    return hashlib.sha256(table.encode()).hexdigest()
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _text(value: float | None) -> str:

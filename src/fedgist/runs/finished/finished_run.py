@@ -22,7 +22,6 @@ from fedgist.runs.columns import (
     over_models,
     read_described,
 )
-from fedgist.runs.corrections import Correction, computed_by, lacking
 from fedgist.runs.file_checks import fault_of_split
 from fedgist.runs.record import (
     CLIENTS,
@@ -33,8 +32,10 @@ from fedgist.runs.record import (
     read_table,
     read_usable_lines,
 )
-from fedgist.runs.run_seals import NOT_SEALED, Seal
+from fedgist.runs.run_seals import SEALED, Seal
 from fedgist.runs.versions import Computed
+
+OLD = "of an earlier version"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class FinishedRun:
     described: Mapping[str, object]  # the metrics of its objective
     command: str = ""  # that makes the run, if it is archived
     problems: tuple[str, ...] = ()  # sentences about unreadable content
-    seal: Seal = NOT_SEALED
+    seal: Seal = SEALED
     trusted: bool = False  # show the run although its files do not match its seal
     label: str = ""  # name of its row, if the reader gave one
 
@@ -102,15 +103,10 @@ class FinishedRun:
         planned: int = self.recipe.get("train", {}).get("num_rounds", self.done)
         return planned
 
-    @functools.cached_property
-    def lacks(self) -> list[Correction]:
-        """Corrections that the run lacks and that change its numbers."""
-        return lacking(self.recipe, computed_by(self.result))
-
     @property
-    def before(self) -> str:
-        """The first correction that the run lacks, as "before correction 2", or an empty text."""
-        return f"before correction {self.lacks[0].number}" if self.lacks else ""
+    def age(self) -> str:
+        """A mark for a run with a result that does not say by which version it was computed."""
+        return OLD if self.rounds and self.result and self.computed.method == 0 else ""
 
     @property
     def computed(self) -> Computed:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedgist.errors import DataError, ReportError, SealError, listed
+from fedgist.errors import DataError, ReportError, SealError
 from fedgist.runs.file_checks import fault_of_recipe, fault_of_result
 from fedgist.runs.finished.archived_run import is_archived, read_csv
 from fedgist.runs.finished.finished_run import FinishedRun
@@ -166,15 +166,3 @@ def _misfits(run: FinishedRun) -> list[str]:
     trust = " (--trust shows it, marked)" if run.recipe else ""
     end = "" if run.usable else f": this run is left out{trust}"
     return [f"{run.folder} does not match its seal: {text}{end}"]
-
-
-def not_sealed(runs: Iterable[FinishedRun]) -> list[str]:
-    """Return one sentence per kind about runs without a seal, or with a sealed table only."""
-    why = {
-        "not sealed": "an earlier fedgist wrote them, so changes are not noticed",
-        "table sealed": "of these archived runs, what is above the table is not checked",
-    }
-    named = {kind: [run.folder for run in runs if run.seal.state == kind] for kind in why}
-    return [
-        f"{kind} ({why[kind]}): {listed(folders, 3)}" for kind, folders in named.items() if folders
-    ]
