@@ -32,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal
 # else each of many processes would compile all modules again
 test test-all test-rest check: export PYTHONDONTWRITEBYTECODE =
 
-# three workers on two cores: now and then one waits, for a process
+# three workers on two cores, since one often waits for a subprocess
 test: $(STAMP) ## What a change needs: lint, types, imports, and the tests of fedgist itself
 	$(MAKE) --no-print-directory lint
 	$(PYTEST) -n 3 --durations=20 -m "not environment"

@@ -20,32 +20,6 @@ from fedgist.data.sources.locations import data_root
 from fedgist.errors import DataError, InputError
 
 
-def test_names() -> None:
-    assert list(SOURCES) == [
-        "digits",
-        "mnist",
-        "fashion_mnist",
-        "cifar10",
-        "cifar100",
-        "celeba",
-        "wisdm",
-        "diabetes",
-        "shapes",
-        "circle",
-        "stackoverflow",
-        "stackexchange",
-        "shakespeare",
-        "npz",
-        "npy",
-        "parquet",
-        "folder",
-        "table",
-        "text_file",
-        "huggingface",
-    ]
-    assert all(text and "\n" not in text for text in SOURCES.summaries().values())
-
-
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_option_is_typed_and_keyword_only(name: str) -> None:
     parameters = inspect.signature(SOURCES[name]).parameters.values()

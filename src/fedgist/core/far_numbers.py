@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 24  # numbers that are measured together, to bound copies
 def narrowed(*parts: Tensor) -> tuple[Tensor, ...]:
     """Return training and test numbers (rows, columns, ...) in float32, if it holds their spread.
 
-    The first part decides, and NaN counts nowhere. Bytes and words stay as they are.
+    The first part decides, and NaN is ignored. Bytes and words stay as they are.
     """
     first = parts[0]
     if not first.is_floating_point() or first.is_meta:

@@ -66,7 +66,7 @@ def share(name: str, title: str) -> Metric:
     return Metric(name, title, "fraction", "higher", least=0.0, most=1.0)
 
 
-# every objective has a loss; some are no log loss, and one of a user's own may be negative
+# every objective has a loss; not all are a log loss, and a user's own may be negative
 LOSS = Metric("loss", "Log loss", "nats", "lower", least=0.0)
 NUMBER_LOSS = Metric("loss", "Loss", "", "lower", least=0.0)
 OTHER_LOSS = Metric("loss", "Loss", "", "lower")

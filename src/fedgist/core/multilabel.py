@@ -1,6 +1,7 @@
 """Several labels per row: models predict for each label whether a row has it.
 
-A label is 1 or 0, or NaN where it is not known. An unknown label counts nowhere.
+A label is 1 or 0, or NaN where it is not known. An unknown label is ignored in loss and
+metrics.
 """
 
 from __future__ import annotations

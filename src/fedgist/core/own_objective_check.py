@@ -1,4 +1,4 @@
-"""Try a user's own objective on made-up rows: what every objective must keep to."""
+"""Check a user's objective on made-up rows against the rules for all objectives."""
 
 from __future__ import annotations
 

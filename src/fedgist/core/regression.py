@@ -2,7 +2,7 @@
 
 The loss is taken of standardized numbers, ``(y - mean) / std``, so that a learning rate does not
 depend on their unit. Predictions and metrics are in the numbers' own unit. A missing number (NaN)
-counts nowhere.
+is ignored in loss and metrics.
 """
 
 from __future__ import annotations

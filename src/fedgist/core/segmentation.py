@@ -1,6 +1,6 @@
 """Segmentation: models predict the class of each pixel of an image.
 
-A pixel with the label -1 counts nowhere.
+A pixel with the label -1 is ignored in loss and metrics.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal
 
 #: What is predicted. ``views``: nothing, encoders learn from views of rows without labels. ``own``:
-#: what an objective of a user's own predicts.
+#: defined by the user's objective.
 Target = Literal["class", "words", "numbers", "labels", "pixels", "views", "own"]
 
 #: What each target is, in the words of error messages.

@@ -122,7 +122,7 @@ class ShardedEngine:
     ) -> None:
         """Host a population on a cluster. Here it is only measured, and no client trains.
 
-        Whoever uses models after the end of the cluster has the hosts of ``later``.
+        After the cluster has stopped, models are used with the hosts of ``later``.
         """
         self.task, self.settings, self.shards, self.cluster = task, settings, shards, cluster
         self.host = ClientHost(method, task, population, settings, plans)

@@ -1,4 +1,4 @@
-"""Frames: what one message of a stream between server and site holds.
+"""Frames: the content of one message between server and site.
 
 A frame is one byte for its kind, and its content. A *note* is a small JSON object. An envelope
 crosses as one *begin* frame (the id of the request, the size, and the sender's signature) and

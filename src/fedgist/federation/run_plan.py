@@ -72,7 +72,7 @@ class Outlined(_Note):
 
 
 class Hello(_Note):
-    """What a site says when it is ready: it has its rows and its model, and tried one step.
+    """What a ready site says: it has loaded its rows and its model, and has run one training step.
 
     ``last`` is the last stage that it remembers. If it does not take part, ``refused`` is the kind
     of its reason and ``about`` the setting behind it. The text of the error stays at the site.

@@ -310,7 +310,7 @@ def _check_uploads(part: SitePart, site: SiteFile) -> None:
 def setup_at_site(recipe: Recipe, site: SiteFile) -> Setup:
     """Return the server's recipe with this site's device, code and data folders.
 
-    How the work is done is not the server's to say, so its own section ``[engine]`` is dropped.
+    The site decides how it computes, so the server's section ``[engine]`` is ignored.
     """
     code = site.code_folder
     engine = {"device": site.table.device, "code_folder": None if code is None else str(code)}

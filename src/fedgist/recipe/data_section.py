@@ -114,9 +114,9 @@ class Data(OpenSection):
     """What to do with missing labels.
 
     ``refuse``: they are an error. ``mask``: a row without any label is left out, and a missing
-    number, label or pixel of another row counts nowhere. In tables a cell with a sign of a missing
-    value is missing, in arrays NaN, or -1 for pixels, and in Hugging Face data sets None, or a
-    class of -1.
+    number, label or pixel of another row is ignored in loss and metrics. In tables a cell with a
+    sign of a missing value is missing, in arrays NaN, or -1 for pixels, and in Hugging Face data
+    sets None, or a class of -1.
     """
     missing_clients: Literal["refuse", "drop"] = "refuse"
     """What to do with rows whose client is empty.

@@ -49,8 +49,8 @@ class Setup:
 
     ``models`` holds the models of ``[model]`` or ``clients.architectures`` by architecture name. It
     is empty if the user passed modules in Python, or if the recipe has ``pools``. ``given_model``
-    is ``[model]``, which says to which width a user's modules are projected, and what of them is
-    frozen. ``num_clients`` is None if the data determine it. ``own_objective`` is a user's own
+    is ``[model]``: the width to project a user's modules to, and which of their parts to freeze.
+    ``num_clients`` is None if the data determine it. ``own_objective`` is a user's own
     objective, or None. ``text`` is the recipe itself, for the record.
     """
 

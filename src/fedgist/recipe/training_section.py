@@ -1,4 +1,4 @@
-"""The section of a recipe about local training: optimizer, schedule, and what the loss counts."""
+"""The section of a recipe about local training: optimizer, schedule and terms of the loss."""
 
 from __future__ import annotations
 

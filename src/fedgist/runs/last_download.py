@@ -1,4 +1,4 @@
-"""The last download of a site: what its model is complete with, when its server is gone."""
+"""The last message a site received, with which its model works after the server is gone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The record of a run: a directory of small files, or memory alone.
 
 ``rounds.jsonl`` has a line per round, ``clients.jsonl`` a line per client and evaluation,
-``edges.jsonl`` one for what a peer was sent by another, ``result.json`` how the run ended. Lines
-are appended; they are on the disk before a checkpoint that counts on them. After a kill, the files
+``edges.jsonl`` a line per message from peer to peer, ``result.json`` how the run ended. Lines are
+appended, and are on the disk before a checkpoint that relies on them. After a kill, the files
 are cut back to the checkpoint's round.
 """
 
@@ -29,8 +29,7 @@ FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensor
 RELEASES = Path("checkpoint/releases.safetensors")  # of a private run with noise of the system
 LINES = (ROUNDS, CLIENTS, EDGES)
 MOST_PROBLEMS = 5  # number of unusable lines of a file that are named
-# of a run directory: stands in every line, in the recipe, the checkpoint and the result, so that a
-# seal that is missing is told from one that never was. Lines in memory do not have it.
+# the format of a run directory's lines, recipe, checkpoint and result; lines in memory lack it
 FORMAT, FORMAT_KEY = 1, "format"
 RECIPE_MARK = f"# {FORMAT_KEY} = {FORMAT}\n"  # the end of a run's recipe: to TOML a comment
 Line = dict[str, Any]
@@ -262,8 +261,9 @@ def summary(
 ) -> dict[str, Any]:
     """Return the final value of a column, its best, and its mean over the last ten lines.
 
-    The final value is the result, that of the last round or of the round ``kept``; the best one
-    never is. A run whose models diverged after the last value has no result.
+    The final value is the result: that of the last round, or of the round ``kept``. The best value
+    is reported beside it and is never used as the result. A run whose models diverged after the
+    last value has no result.
     """
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
     if not values or (kept is None and ends_lost(rounds, key)):
