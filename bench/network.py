@@ -48,6 +48,7 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.record import read_lines
+from fedgist.runs.round import Observer
 
 FEW, MANY = 3, 50
 SMALL, LARGE = 2_000, 50_000_000  # bytes of a message
@@ -107,19 +108,6 @@ class OpenDesk:
         """Do nothing."""
         del name, identity
         return {}
-
-
-class Silent:
-    """An observer that shows nothing."""
-
-    def began(self, server: object, folder: str, done: int) -> None:
-        """Show nothing."""
-
-    def finished_round(self, line: Mapping[str, object]) -> None:
-        """Show nothing."""
-
-    def note(self, text: str) -> None:
-        """Show nothing."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +284,7 @@ def _rounds(hidden: int, rounds: int) -> list[float]:
         def start(_: int) -> None:
             processes.extend(place.start_sites(PROCESSES, hello, upload))
 
-        serve(place.kit, recipe, run, Silent(), place.listen, ready=start)
+        serve(place.kit, recipe, run, Observer(), place.listen, ready=start)
         return [line["time/round_s"] for line in read_lines(run / "rounds.jsonl")]
 
 

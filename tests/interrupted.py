@@ -16,20 +16,18 @@ import fedgist
 from fedgist.core.method import Context, Method, Replies
 from fedgist.errors import Stopped
 from fedgist.runs import checkpoint
-from fedgist.runs.round import Federation
+from fedgist.runs.round import Federation, Observer
 from fedgist.testing.small_worlds import without_times
 
 CTRL_C, KILL = "Ctrl-C", "kill"
 
 
-class StopAfter:
+class StopAfter(Observer):
     """An observer that stops a run at once after a round, which is not saved any more."""
 
     def __init__(self, last: int) -> None:
         self.last = last
 
-    def began(self, server: Any, folder: str, done: int) -> None: ...
-    def note(self, text: str) -> None: ...
     def finished_round(self, line: dict[str, Any]) -> None:
         if line["round"] == self.last:
             raise KeyboardInterrupt

@@ -15,14 +15,9 @@ from fedgist.federation.grpc_site import Connection
 from fedgist.federation.kits import read_kit
 from fedgist.federation.site_agent import SiteAgent
 from fedgist.federation.site_file import read_site_file
+from fedgist.runs.round import Observer
 from real_federation import free_port
 from three_sites import NAMES, parsed
-
-
-class Quiet:
-    def began(self, server: Any, folder: str, done: int) -> None: ...
-    def finished_round(self, line: dict[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 class OneAtATime:
@@ -107,4 +102,4 @@ class Kits:
             connections.append(Connection(read_kit(self.folder / "sites" / name), agent))
         kit, address = read_kit(self.folder / "server"), f"127.0.0.1:{self.port}"
         with Sites(connections) as sites:
-            serve(kit, parsed(raw), folder / "run", Quiet(), address, stop=sites.stop)
+            serve(kit, parsed(raw), folder / "run", Observer(), address, stop=sites.stop)

@@ -32,6 +32,7 @@ from fedgist.runs.columns import TRAIN_LOSS
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.record import Line
+from fedgist.runs.round import Observer
 from fedgist.runs.versions import is_current
 from fedgist.world.server_context import ServerContext
 
@@ -65,7 +66,7 @@ class _EnoughError(Exception):
     """Enough rounds are done."""
 
 
-class _FirstRounds:
+class _FirstRounds(Observer):
     """Ends a run after its first rounds, and keeps their losses."""
 
     def __init__(self, last: int) -> None:
@@ -85,9 +86,6 @@ class _FirstRounds:
             self.losses[line["round"]] = line[TRAIN_LOSS]
         if line["round"] >= self.last or time.perf_counter() - self.began_at > LONG_S:
             raise _EnoughError
-
-    def note(self, text: str) -> None:
-        """Leave notes out."""
 
 
 def replay(path: Path) -> Replay:

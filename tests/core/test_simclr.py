@@ -22,6 +22,7 @@ from fedgist.errors import InputError
 from fedgist.methods import METHODS
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
+from fedgist.runs.round import Observer
 from fedgist.testing.small_worlds import world_of
 from fedgist.world.world import World
 from interrupted import gets_more_rounds
@@ -301,9 +302,7 @@ def test_clients_with_fewer_than_two_rows_are_left_out_and_named() -> None:
     clients = [torch.arange(12), torch.tensor([12]), torch.arange(13, 24)]
     seen: list[str] = []
 
-    class Watcher:
-        def began(self, *_: Any) -> None: ...
-        def finished_round(self, line: Any) -> None: ...
+    class Watcher(Observer):
         def note(self, text: str) -> None:
             seen.append(text)
 

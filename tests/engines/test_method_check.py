@@ -21,6 +21,7 @@ from fedgist.core.message import message
 from fedgist.core.method import Nothing
 from fedgist.errors import MethodError, RecipeError, cut
 from fedgist.methods.fedprox import FedProx
+from fedgist.runs.round import Observer
 
 RECIPE = {
     "train": {"num_rounds": 1},
@@ -284,11 +285,9 @@ class CentersBatches(nn.Module):
 
 
 @dataclass
-class Notes:
+class Notes(Observer):
     texts: ClassVar[list[str]] = []
 
-    def began(self, *a: Any) -> None: ...
-    def finished_round(self, *a: Any) -> None: ...
     def note(self, text: str) -> None:
         self.texts.append(text)
 

@@ -28,7 +28,7 @@ from fedgist.errors import FederationError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedavg import FedAvg
 from fedgist.runs.record import read_lines
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import Federation, Observer, start_server
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.example_methods import EXAMPLES, Relay
 from fedgist.testing.small_worlds import (
@@ -341,12 +341,7 @@ def test_a_server_without_data_writes_a_complete_run_directory(tmp_path: Path) -
     engine: Engine = RemoteEngine(side.method, wire, run=RUN)
     assert not isinstance(engine, Simulation)
 
-    class Quiet:
-        def began(self, *a: Any) -> None: ...
-        def finished_round(self, line: Any) -> None: ...
-        def note(self, text: str) -> None: ...
-
-    run_server(side, engine, Place(tmp_path), Quiet())
+    run_server(side, engine, Place(tmp_path), Observer())
     names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert names == {
         "recipe.toml",

@@ -37,7 +37,7 @@ from fedgist.runs.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.finished import run_reader
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.record import RELEASES, read_lines
-from fedgist.runs.round import add_central_noise
+from fedgist.runs.round import Observer, add_central_noise
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.laws import EPSILON, ROUNDINGS, close
 from fedgist.testing.small_worlds import (
@@ -650,17 +650,14 @@ class Killed(BaseException):
     """The process dies."""
 
 
-class Quiet:
+class Heard(Observer):
     """An observer that collects notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def began(self, server: Any, folder: str, done: int) -> None: ...
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-    def finished_round(self, line: dict[str, Any]) -> None: ...
 
 
 class RealRun:
@@ -700,9 +697,9 @@ class RealRun:
         if self.dies == (number, where):
             raise Killed
 
-    def go(self, dies: tuple[int, str] | None = None) -> tuple[Any, dict[str, Any], Quiet]:
+    def go(self, dies: tuple[int, str] | None = None) -> tuple[Any, dict[str, Any], Heard]:
         self.dies = dies
-        observer = Quiet()
+        observer = Heard()
         saved = load(self.folder)
         place = Place(self.folder, saved)
         fed, _, end = run_server(self.world.server, local_engine(self.world), place, observer)

@@ -19,7 +19,7 @@ from fedgist.report.terminal import console
 from fedgist.report.tracking.live_tracking import tracking
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.runs.record import Line
-from fedgist.runs.round import Observer, call_optional
+from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
 
 ROUNDS_SHOWN = 8
@@ -56,7 +56,7 @@ def watching(
 def _showing(observer: Observer | None, *, progress: bool | None) -> Iterator[Observer]:
     screen = console()
     if observer is not None:
-        yield observer
+        yield observer if isinstance(observer, Observer) else _Own(observer)
     elif progress is False or (progress is None and not screen.is_jupyter):
         yield Silent()
     elif screen.is_jupyter:
@@ -80,8 +80,17 @@ def _check(progress: object, callback: object, observer: object) -> None:
         raise RecipeError("progress and observer are both given: choose one")
 
 
+class _Own(Observer):
+    """A user's object with the functions of an observer that it needs."""
+
+    def __init__(self, given: object) -> None:
+        for name in ("began", "finished_round", "working", "chose", "note"):
+            if callable(function := getattr(given, name, None)):
+                setattr(self, name, function)
+
+
 @dataclass(frozen=True)
-class _Started:
+class _Started(Observer):
     """An observer that shows the notes first, and calls the callback after each round."""
 
     observer: Observer
@@ -101,19 +110,19 @@ class _Started:
             self.callback(line)
 
     def chose(self, text: str) -> None:
-        """Pass a text on the chosen round on, if the observer shows it."""
-        call_optional(self.observer, "chose", text)
+        """Pass a text on the chosen round on."""
+        self.observer.chose(text)
 
     def working(self, text: str) -> None:
-        """Pass the progress within a long round on, if the observer shows it."""
-        call_optional(self.observer, "working", text)
+        """Pass the progress within a long round on."""
+        self.observer.working(text)
 
     def note(self, text: str) -> None:
         """Pass a note on."""
         self.observer.note(text)
 
 
-class Silent:
+class Silent(Observer):
     """Shows nothing; notes that arrive after the start become warnings."""
 
     def __init__(self) -> None:
@@ -123,9 +132,6 @@ class Silent:
         """Turn all notes from now on into warnings."""
         self.begun = True
 
-    def finished_round(self, line: Line) -> None:
-        """Ignore the round."""
-
     def note(self, text: str) -> None:
         """Warn with the note if the run has started."""
         if self.begun:
@@ -133,7 +139,7 @@ class Silent:
 
 
 @dataclass
-class NotebookTable:
+class NotebookTable(Observer):
     """Shows a bar and the last rounds in the output of a notebook's cell, and updates them."""
 
     side: ServerContext | None = None

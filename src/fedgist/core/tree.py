@@ -233,6 +233,16 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
     return out
 
 
+def under(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return arrays of any shape with a prefix before each name; :func:`below` is the inverse."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def below(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the arrays, of any shape, whose names begin with a prefix, by the rest of the name."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
 def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:
     """Rebuild a tree of type ``kind`` from arrays by name: the inverse of :func:`named`.
 

@@ -22,7 +22,7 @@ from fedgist.core.method import Context, Method, Net, Nothing, Phase, Task
 from fedgist.core.net import Architecture, stacked
 from fedgist.core.objective import RowPredictions
 from fedgist.core.optim import OptimizerState
-from fedgist.core.tree import Tree, build, map_leaves, named, take
+from fedgist.core.tree import Tree, below, build, map_leaves, named, take
 from fedgist.data.examples import labels_of
 from fedgist.engines.client_requests import (
     PredictRequest,
@@ -172,12 +172,9 @@ class ClientHost:
             return Clients(net, build(self.own_type, {}), {})
         arrays = store.get(sent.ids)
 
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-
-        own = build(self.own_type, under("own/"))
-        memory = build(dict[str, OptimizerState], under("memory/"))
-        return Clients(net.with_arrays(under("net/")), own, memory)
+        own = build(self.own_type, below("own/", arrays))
+        memory = build(dict[str, OptimizerState], below("memory/", arrays))
+        return Clients(net.with_arrays(below("net/", arrays)), own, memory)
 
     def state(self) -> dict[str, Tensor]:
         """Return the clients' state: arrays (clients, ...) by architecture and name."""
@@ -195,11 +192,7 @@ class ClientHost:
                 f"the checkpoint does not fit this run: no architecture keeps {strange[0]!r}"
             )
         for architecture, store in self.stores.items():
-            start = f"{architecture}/"
-            own_arrays = {
-                n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)
-            }
-            store.restore(own_arrays)
+            store.restore(below(f"{architecture}/", arrays))
 
     def _stores(self) -> tuple[type, dict[str, ClientStore]]:
         stores, own_type = {}, Nothing

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order, Task
-from fedgist.core.tree import Tree, take
+from fedgist.core.tree import Tree, below, take
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import Answer, Scores, Split
 from fedgist.engines.outline import Outline
@@ -83,11 +83,7 @@ class LoopbackEngine:
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the state of every site, arrays (1, ...) by name, from a checkpoint."""
         for client, site in self.sites.items():
-            start = f"{client}/"
-            site_arrays = {
-                n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)
-            }
-            site.rewind(site_arrays)
+            site.rewind(below(f"{client}/", arrays))
 
     def close(self) -> None:
         """Close the wire."""

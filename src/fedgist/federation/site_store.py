@@ -18,6 +18,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 from pydantic import BaseModel
 from torch import Tensor
 
+from fedgist.core.tree import below, under
 from fedgist.engines.site import Answered, SiteState, StageKey
 from fedgist.errors import SiteError, first_line
 from fedgist.recipe.section import CLOSED
@@ -115,7 +116,7 @@ class SiteStore:
         gone = sorted(self.written.keys() - state.answered.keys(), reverse=True)
         if not state.answered and (gone or not (self.folder / BASE).exists()):
             header = self._header(forgotten=state.forgotten)
-            self._write(BASE, header, _under(AFTER, state.client))
+            self._write(BASE, header, under(AFTER, state.client))
         # stages that were undone go before anything is written, the latest first: what is left is
         # always a beginning; stages that are forgotten go when the newest is there
         self._remove([key for key in gone if key > state.forgotten])
@@ -136,21 +137,21 @@ class SiteStore:
             return None
         self.releases = self._read_releases()
         header, arrays = self._read(BASE)
-        client, forgotten = _below(AFTER, arrays), header.forgotten
+        client, forgotten = below(AFTER, arrays), header.forgotten
         answered: dict[StageKey, Answered] = {}
         for path in sorted(self.folder.glob(f"*{ENDING}")):
             if path.name != BASE:
                 header, arrays = self._read(path.name)
-                client, forgotten = _below(AFTER, arrays), max(forgotten, header.forgotten)
+                client, forgotten = below(AFTER, arrays), max(forgotten, header.forgotten)
                 reply = bytes(arrays[REPLY].numpy())
-                answered[header.key] = Answered(header.digest, _below(BEFORE, arrays), reply)
+                answered[header.key] = Answered(header.digest, below(BEFORE, arrays), reply)
         self.written = {key: stage.digest for key, stage in answered.items()}
         return SiteState(client, dict(self.releases), answered, forgotten)
 
     def _write_stage(self, key: StageKey, answered: Answered, state: SiteState) -> None:
         header = self._header(key=key, digest=answered.digest, forgotten=state.forgotten)
         reply = torch.frombuffer(bytearray(answered.reply), dtype=torch.uint8)
-        arrays = _under(BEFORE, answered.before) | _under(AFTER, state.client) | {REPLY: reply}
+        arrays = under(BEFORE, answered.before) | under(AFTER, state.client) | {REPLY: reply}
         self._write(_name(key), header, arrays)
         self.written[key] = answered.digest
 
@@ -232,14 +233,6 @@ def _name(key: StageKey) -> str:
     """Return the name of a stage's file; names sort in the order of the stages."""
     number, stage, architecture = key
     return f"{number:08d}-{stage:03d}-{of_text(architecture)[:8]}{ENDING}"
-
-
-def _under(start: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {start + name: array for name, array in arrays.items()}
-
-
-def _below(start: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
 
 
 def _digest(header: StateHeader, arrays: Mapping[str, Tensor]) -> str:

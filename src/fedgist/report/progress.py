@@ -30,24 +30,8 @@ from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
 
 
-class Quiet:
-    """Prints nothing."""
-
-    def began(self, server: ServerContext, folder: str, done: int) -> None:
-        """Ignore the start."""
-
-    def finished_round(self, line: Line) -> None:
-        """Ignore the round."""
-
-    def note(self, text: str) -> None:
-        """Ignore the note."""
-
-
-class Json:
+class Json(Observer):
     """Prints each round's line of the record as JSON."""
-
-    def began(self, server: ServerContext, folder: str, done: int) -> None:
-        """Ignore the start."""
 
     def finished_round(self, line: Line) -> None:
         """Print the line."""
@@ -59,7 +43,7 @@ class Json:
         say(text, error=True)
 
 
-class Plain:
+class Plain(Observer):
     """Prints a line for each round, for pipes and logs."""
 
     def __init__(self) -> None:
@@ -104,7 +88,7 @@ class Plain:
         say(text)
 
 
-class Live:
+class Live(Observer):
     """Shows a bar with rounds, accuracy, bytes and the time left."""
 
     def __init__(self, progress: Progress) -> None:
@@ -165,7 +149,7 @@ class Live:
 def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Observer]:
     """Yield the requested observer: a bar in a terminal and plain lines elsewhere by default."""
     simple: Callable[[], Observer] | None = (
-        Quiet if quiet else Json if as_json else None if console.is_terminal else Plain
+        Observer if quiet else Json if as_json else None if console.is_terminal else Plain
     )
     if simple is not None:
         yield simple()

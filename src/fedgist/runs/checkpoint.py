@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedgist.core.tree import below, under
 from fedgist.errors import CheckpointError, first_line
 from fedgist.runs import atomic_files as files
 from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
@@ -90,9 +91,10 @@ class Checkpoint:
 
     def arrays(self) -> dict[str, Tensor]:
         """Return all arrays, of any shape by name, those of the best round below ``best/``."""
-        below = {"server": self.server, "clients": self.clients}
-        below |= {"best": self.best.arrays()} if self.best else {}
-        return {f"{part}/{k}": v for part, arrays in below.items() for k, v in arrays.items()}
+        best = self.best.arrays() if self.best else {}
+        return (
+            under("server/", self.server) | under("clients/", self.clients) | under("best/", best)
+        )
 
     def copied(self) -> Checkpoint:
         """Return a copy of the checkpoint whose arrays the run does not change later."""
@@ -138,14 +140,12 @@ def load(folder: Path) -> Checkpoint | None:
     if not whole:
         raise CheckpointError(f"{path} is damaged: its content is not what was written; {_HINT}")
 
-    def under(prefix: str) -> dict[str, Tensor]:
-        return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-
     kept = None
     if best is not None:
-        arrays_of = under("best/server/"), under("best/clients/")
+        arrays_of = below("best/server/", arrays), below("best/clients/", arrays)
         kept = Checkpoint(best, *arrays_of, parts=best_parts)
-    return Checkpoint(number, under("server/"), under("clients/"), kept, binding, now, parts)
+    server, clients = below("server/", arrays), below("clients/", arrays)
+    return Checkpoint(number, server, clients, kept, binding, now, parts)
 
 
 def _parts(folder: Path, digests: Mapping[str, str]) -> Parts | None:

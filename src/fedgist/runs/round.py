@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -45,12 +45,10 @@ from fedgist.training.client_store import check_alike
 from fedgist.world.server_context import ServerContext
 
 
-class Observer(Protocol):
-    """Functions that are called as a run proceeds, for example to show progress.
+class Observer:
+    """Functions that are called as a run proceeds, for example to show progress. These do nothing.
 
-    If an observer has a function ``working``, it is called during long rounds with a text about the
-    stage that has just finished. If it has a function ``chose``, it is called at the end with texts
-    on an early stop and on the round whose models are kept.
+    Override those that you need.
     """
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
@@ -59,14 +57,14 @@ class Observer(Protocol):
     def finished_round(self, line: Line) -> None:
         """Handle the line of a round that was added to the record."""
 
+    def working(self, text: str) -> None:
+        """Handle a text about the stage that has just finished, during a long round."""
+
+    def chose(self, text: str) -> None:
+        """Handle a text on an early stop, or on the round whose models are kept."""
+
     def note(self, text: str) -> None:
         """Handle a message for the user."""
-
-
-def call_optional(observer: Observer, function: str, text: str) -> None:
-    """Call ``working`` or ``chose`` of an observer, if the observer has this function."""
-    if callable(show := getattr(observer, function, None)):
-        show(text)
 
 
 @dataclass

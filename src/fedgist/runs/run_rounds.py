@@ -45,7 +45,7 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.releases import Releases, read_releases
 from fedgist.runs.resuming import binding_of, check_binding, check_features, of_server
-from fedgist.runs.round import Federation, Observer, call_optional, start_server
+from fedgist.runs.round import Federation, Observer, start_server
 from fedgist.runs.round_record import PausedError
 from fedgist.runs.run_directory import PARTICIPANTS
 from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
@@ -322,7 +322,7 @@ class _Rounds:
 
     def _pauses(self, text: str) -> bool:
         """Show the progress within a round, and save regularly; return whether to pause."""
-        call_optional(self.observer, "working", text)
+        self.observer.working(text)
         stopping = self._stops()
         if not stopping and time.monotonic() - self.saved > SAVE_AFTER_S:
             self._save()
@@ -363,7 +363,7 @@ def _end_notes(federation: Federation, record: Record, observer: Observer) -> li
     _show_notes(observer, problems)
     choice = selection_notes(federation.side, lines)
     for text in choice:
-        call_optional(observer, "chose", text)
+        observer.chose(text)
     return problems + choice
 
 

@@ -21,6 +21,7 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import read
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.record import RECIPE, STATE, Line, read_result
+from fedgist.runs.round import Observer
 from fedgist.runs.sealing import header_of
 from fedgist.runs.versions import goes_on, is_current
 from fedgist.studies.job import Event, Job, Running
@@ -125,7 +126,7 @@ def is_stale(folder: Path) -> bool:
     return not is_current(recipe.method.name, result)
 
 
-class _EventSender:
+class _EventSender(Observer):
     """Sends the parent an event for each step of the run."""
 
     def __init__(self, connection: Connection) -> None:

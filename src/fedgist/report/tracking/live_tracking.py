@@ -10,7 +10,7 @@ from pathlib import Path
 from fedgist.report.tracking.sending import LiveSender
 from fedgist.report.tracking.tracker import TrackedRun, Tracker, tracked_run
 from fedgist.runs.record import ROUNDS, Line, read_usable_lines
-from fedgist.runs.round import Observer, call_optional
+from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
 
 
@@ -38,7 +38,7 @@ def tracking(
         live.close()
 
 
-class _Tracked:
+class _Tracked(Observer):
     """Passes everything on to an observer, and each recorded round to trackers."""
 
     def __init__(self, shown: Observer, live: LiveSender) -> None:
@@ -66,12 +66,12 @@ class _Tracked:
         self.live.send(self.run, lines)
 
     def chose(self, text: str) -> None:
-        """Pass a text on the chosen round on, if the observer shows it."""
-        call_optional(self.shown, "chose", text)
+        """Pass a text on the chosen round on."""
+        self.shown.chose(text)
 
     def working(self, text: str) -> None:
-        """Pass the progress within a long round on, if the observer shows it."""
-        call_optional(self.shown, "working", text)
+        """Pass the progress within a long round on."""
+        self.shown.working(text)
 
     def note(self, text: str) -> None:
         """Pass a note on."""

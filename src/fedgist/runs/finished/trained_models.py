@@ -17,7 +17,7 @@ from fedgist.core.multilabel import LIKELY
 from fedgist.core.net import Net
 from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
 from fedgist.core.target import Target
-from fedgist.core.tree import Tree, build, map_leaves, named
+from fedgist.core.tree import Tree, below, build, map_leaves, named, under
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import pieces_of, sample_of
 from fedgist.data.sources.in_memory import examples_like
@@ -49,14 +49,8 @@ class ClientModel(nn.Module):
         self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data
         self.in_units = False
         self.kinds = {"own": type(own), "down": type(down)}
-        arrays = {f"params/{k}": v for k, v in net.params.items()} | {
-            f"buffers/{k}": v for k, v in net.buffers.items()
-        }
-        arrays |= {
-            f"{kind}/{k}": v
-            for kind, tree in (("own", own), ("down", down))
-            for k, v in named(tree).items()
-        }
+        arrays = under("params/", net.params) | under("buffers/", net.buffers)
+        arrays |= under("own/", named(own)) | under("down/", named(down))
         self.names = {f"array_{i}": name for i, name in enumerate(arrays)}
         for slot, name in self.names.items():
             self.register_buffer(slot, arrays[name].detach().cpu().clone())
@@ -69,15 +63,8 @@ class ClientModel(nn.Module):
         """Return the logits (batch, classes) of raw examples ``x``, ``(batch, *shape)``."""
         arrays = {name: self.get_buffer(slot) for slot, name in self.names.items()}
 
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {
-                k.removeprefix(f"{prefix}/"): v
-                for k, v in arrays.items()
-                if k.startswith(f"{prefix}/")
-            }
-
-        net = Net(under("params"), under("buffers"), self.arch)
-        own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
+        net = Net(below("params/", arrays), below("buffers/", arrays), self.arch)
+        own, down = (build(self.kinds[kind], below(f"{kind}/", arrays)) for kind in ("own", "down"))
         if self.arch.words:
             x = x.long()
         else:
