@@ -17,7 +17,7 @@ from workloads import W2, WORKLOADS, Workload, bare_rounds, opened
 
 from fedgist.engines.device_choice import check_precision
 from fedgist.errors import RecipeError
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 
 REPEATS = 5
 ROUNDS = 10  # of each precision
@@ -42,13 +42,13 @@ def sized(work: Workload, setting: Setting) -> Workload:
 
 
 @contextmanager
-def federation_of(work: Workload, setting: Setting, **train: Any) -> Iterator[Federation]:
+def federation_of(work: Workload, setting: Setting, **train: Any) -> Iterator[ServerRun]:
     """Yield the federation of a workload on the device, before its first round."""
     engine: dict[str, Any] = {"device": setting.device}
     if setting.quick:  # nothing is timed to choose a plan
         engine["plans"] = {str(work.model["name"]): {"cohort_size": 2}}
     world, server, clients = opened(work, 1, engine, train={**work.training(), **train})
-    federation = Federation(world.server, clients, server)
+    federation = ServerRun(world.server, clients, server)
     with contextlib.closing(federation.engine):
         yield federation
 
@@ -109,7 +109,7 @@ def _precisions(work: Workload, setting: Setting) -> Figures:
     losses: dict[str, list[float]] = {}
     memory: Figures = {}
     with contextlib.ExitStack() as stack:
-        doers: dict[str, Federation] = {}
+        doers: dict[str, ServerRun] = {}
         for name in ("float32", "bfloat16"):
             before = setting.held()
             doers[name] = stack.enter_context(federation_of(work, setting, precision=name))
@@ -132,6 +132,6 @@ def _precisions(work: Workload, setting: Setting) -> Figures:
     }
 
 
-def _advance(federation: Federation, losses: list[float]) -> None:
+def _advance(federation: ServerRun, losses: list[float]) -> None:
     line, _ = federation.advance()
     losses.append(float(line["train/loss"]))

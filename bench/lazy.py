@@ -23,7 +23,7 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.prepare import prepare_run
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.world.models import module_group
 
 COUNT, SIDE, CLASSES, CLIENTS, BATCH = 2000, 224, 10, 4, 50
@@ -94,7 +94,7 @@ def fedgist_passes(folder: Path) -> Iterator[tuple[Callable[[], float], Callable
     )
     group = module_group(net(), own_start=False)
     world, server, engine = prepare_run(resolve(recipe, Overrides(groups={"model": group})))
-    federation = Federation(world.server, engine, server)
+    federation = ServerRun(world.server, engine, server)
 
     def one_pass() -> float:
         begin = time.perf_counter()

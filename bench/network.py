@@ -39,8 +39,8 @@ from fedgist.federation.certificates import Identity
 from fedgist.federation.federation_server import serve
 from fedgist.federation.frames import Note
 from fedgist.federation.grpc_server import GrpcServer
+from fedgist.federation.invitation import outlines
 from fedgist.federation.kits import Kit, read_kit
-from fedgist.federation.run_plan import outlines
 from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_wire import SiteWire
 from fedgist.methods.common.averaging import Weights
@@ -90,7 +90,7 @@ class OpenDesk:
         """Return the place of the site's name."""
         return self.names.index(identity.name)
 
-    def plan(self, number: int, greeting: Note) -> Note:
+    def invitation(self, number: int, greeting: Note) -> Note:
         """Return the certificate with which the server signs."""
         del number, greeting
         return {"certificate": self.certificate}

@@ -31,7 +31,7 @@ from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.recipe.schema import Recipe
 from fedgist.runs.prepare import prepare_run
-from fedgist.runs.round import Federation, context
+from fedgist.runs.round import ServerRun, context
 
 FEW, MANY = 315, 34_000
 ROWS, ROUNDS = 4, 60
@@ -121,7 +121,7 @@ def _round() -> Callable[[], None]:
         method={"name": "merged_codist", "distillation": {"steps": STEPS, "batch_size": BATCH}},
     )
     world, server, engine = prepare_run(resolve(recipe, given))
-    federation = Federation(world.server, engine, server)
+    federation = ServerRun(world.server, engine, server)
     atexit.register(federation.engine.close)
 
     def work() -> None:

@@ -20,7 +20,7 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.prepare import prepare_run
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.world.world import World
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
@@ -150,7 +150,7 @@ def fedgist_rounds(
 @contextmanager
 def rounds_of(world: World, server: Tree, clients: Engine) -> Iterator[Callable[[], float]]:
     """Yield a function that does one round of a prepared run and returns its seconds."""
-    federation = Federation(world.server, clients, server)
+    federation = ServerRun(world.server, clients, server)
 
     def do_round() -> float:
         begin = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 from fedgist.core.tree import map_leaves
 from fedgist.engines.envelope import seal, unseal
 from fedgist.engines.wire import LoopbackWire, Parts
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import ALONE, loopback
 
 ANY_SIZE = 1 << 30
@@ -29,11 +29,11 @@ class Meddler(LoopbackWire):
         return ((client, blob) for client, reply in replies for blob in self.change(client, reply))
 
 
-def with_wire(small_world: Any, change: Change) -> Federation:
+def with_wire(small_world: Any, change: Change) -> ServerRun:
     wire = Meddler(change)
     engine = loopback(small_world, ALONE, wire)
     wire.clients = {client: site.handle for client, site in engine.sites.items()}
-    return Federation(small_world.server, engine, start_server(small_world.server))
+    return ServerRun(small_world.server, engine, start_server(small_world.server))
 
 
 def resealed(blob: bytes, change: Callable[[Any], Any] | None = None, **fields: Any) -> bytes:

@@ -15,7 +15,7 @@ NAMESPACE, NEW_NETWORK = "TEST_NETWORK_NAMESPACE", 0x40000000  # CLONE_NEWNET
 #: What kills a process, by name: a module, a class in it, a function of the class.
 POINTS = {
     "site training": ("fedgist.engines.client_host", "ClientHost", "train"),
-    "server updating": ("fedgist.runs.round", "Federation", "_update"),
+    "server updating": ("fedgist.runs.round", "ServerRun", "_update"),
 }
 
 

@@ -16,7 +16,7 @@ import fedgist
 from fedgist.core.method import Context, Method, Replies
 from fedgist.errors import Stopped
 from fedgist.runs import checkpoint
-from fedgist.runs.round import Federation, Observer
+from fedgist.runs.round import Observer, ServerRun
 from fedgist.testing.small_worlds import without_times
 
 CTRL_C, KILL = "Ctrl-C", "kill"
@@ -95,13 +95,13 @@ def gets_more_rounds(recipe: dict[str, Any], folder: Path, **given: Any) -> None
 
 def killed_in_round(number: int, recipe: dict[str, Any], folder: Path, **how: Any) -> None:
     """Run a recipe as if it were killed at the begin of a round: nothing is saved then."""
-    advance = Federation.advance
+    advance = ServerRun.advance
 
-    def go(self: Federation, pauses: Any) -> Any:
+    def go(self: ServerRun, pauses: Any) -> Any:
         if self.round + 1 == number:
             raise KeyboardInterrupt
         return advance(self, pauses)
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(Federation, "advance", go)
+        patch.setattr(ServerRun, "advance", go)
         fedgist.run(recipe, out=folder, **how)

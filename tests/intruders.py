@@ -44,15 +44,16 @@ from fedgist.federation.frames import (
 from fedgist.federation.grpc_options import OPTIONS, SERVICE, STREAM, method_name
 from fedgist.federation.grpc_server import GrpcServer
 from fedgist.federation.grpc_site import credentials
+from fedgist.federation.invitation import Greeting, Versions, outlines
 from fedgist.federation.kits import Kit, read_kit
 from fedgist.federation.roster import ROSTER
-from fedgist.federation.run_plan import Greeting, Versions, outlines
-from fedgist.federation.run_state import RunStateFile, SiteStatus, StatusBoard
+from fedgist.federation.run_state import RunStateFile
 from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_wire import SiteWire
 from fedgist.federation.sites_engine import SitesEngine
+from fedgist.federation.status import SiteStatus, StatusBoard
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import ServerRun, start_server
 from three_sites import NAMES, parsed, recipe
 
 HUNG_S = 120.0  # only what hangs waits so long
@@ -131,17 +132,17 @@ class Peer:
         self.send(note(Greeting(process=process, versions=Versions.own()).model_dump()))
 
     def greeted(self, process: str = "p") -> dict[str, Any]:
-        """Greet the server; return its plan."""
+        """Greet the server; return its invitation."""
         self.greet(process)
         return read_note(self.read())
 
     def ready(self, hello: Mapping[str, object], process: str = "p") -> dict[str, Any]:
-        """Greet the server and say hello; return the plan when the server says that it is ready."""
-        plan = self.greeted(process)
-        own = {key: plan[key] for key in ("run", "digest", "number", "last")}
+        """Greet the server and say hello; return its invitation when it says that it is ready."""
+        invitation = self.greeted(process)
+        own = {key: invitation[key] for key in ("run", "digest", "number", "last")}
         self.send(note({**own, **hello}))
         assert read_note(self.read()) == {"ready": True}
-        return plan
+        return invitation
 
     def request(self) -> tuple[Begin, bytes] | None:
         """Return the next request; None at the run's end."""
@@ -206,7 +207,7 @@ class Hall:
 
     @property
     def hello(self) -> dict[str, object]:
-        """What an honest site says of itself, besides what it repeats from its plan."""
+        """What an honest site says of itself, besides what it repeats from its invitation."""
         task = self.side.task
         own = {name: each.model_dump() for name, each in outlines(task).items()}
         return {"outlines": own, "public_digest": task.public_digest}
@@ -267,14 +268,14 @@ class Hall:
 
     def rounds(self, count: int = 1) -> list[Line]:
         """Do some rounds; return their lines."""
-        federation = Federation(self.side, self.engine, start_server(self.side))
+        federation = ServerRun(self.side, self.engine, start_server(self.side))
         lines = [federation.advance()[0] for _ in range(count)]
         assert self.failures == []
         return lines
 
     def site(self, name: str) -> dict[str, Any]:
-        """Return what ``federation.json`` says of a site."""
-        table = json.loads((self.folder / "federation.json").read_text())
+        """Return what ``status.json`` says of a site."""
+        table = json.loads((self.folder / "status.json").read_text())
         site: dict[str, Any] = table["sites"][NAMES.index(name)]
         return site
 
@@ -319,7 +320,7 @@ def hall(
     kit, stop = read_kit(kits / "server"), threading.Event()
     state = RunStateFile.open(folder, NAMES)
     board = StatusBoard(folder, state.state.run, kit.federation, kit.address)
-    board.sites = {number: SiteStatus(name, number) for number, name in enumerate(NAMES)}
+    board.sites = {number: SiteStatus.of(number, name) for number, name in enumerate(NAMES)}
     wire = SiteWire()
     patience = Patience(deadline_s, deadline_s, 1, 2)
     remote = RemoteEngine(side.method, wire, run=state.state.run, patience=patience)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.engines.local_engine import LocalEngine
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import SIZES, federation, world
 from fedgist.training.cohort import Clients
 from fedgist.training.stacking_plan import Plan
@@ -133,7 +133,7 @@ def held(small_world: World, plan: Plan | None = None) -> list[Clients]:
     return held_in(fed)
 
 
-def held_in(fed: Federation) -> list[Clients]:
+def held_in(fed: ServerRun) -> list[Clients]:
     """Return what each client of a federation holds after its next download."""
     assert isinstance(fed.engine, LocalEngine)
     orders, downs, ctx = fed.downloads(fed.round)

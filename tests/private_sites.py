@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgist.core.method import Order
 from fedgist.engines.envelope import Header, seal
-from fedgist.federation.run_plan import Plan, digest_of_recipe, recipe_text
+from fedgist.federation.invitation import Invitation, digest_of_recipe, recipe_text
 from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_file import SiteFile, SiteTable
 from fedgist.recipe.resolve import resolve
@@ -37,7 +37,7 @@ def side_of(raw: dict[str, Any]) -> ServerContext:
 
 def plan_of(side: ServerContext, run: str = RUN, **changes: Any) -> dict[str, Any]:
     text = side.recipe
-    plan = Plan(
+    plan = Invitation(
         run=run,
         recipe=recipe_text(text),
         digest=digest_of_recipe(text),

@@ -115,7 +115,7 @@ class RealFederation:
 
     def status(self) -> dict[str, Any]:
         """Return the state of the federation that the server wrote last."""
-        path = self.run / "federation.json"
+        path = self.run / "status.json"
         table: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"sites": []}
         return table
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgist.federation.status import STATUS
 from fedgist.recipe.reading import make
-from fedgist.report.federation_state import FEDERATION
 from fedgist.runs.checkpoint import Binding, Checkpoint, save
 from fedgist.runs.record import (
     FORMAT,
@@ -21,7 +21,7 @@ from fedgist.runs.record import (
     read_bytes_or_empty,
     read_usable_lines,
 )
-from fedgist.runs.sealing import DIGESTS, files_in, of_files, sealed
+from fedgist.runs.seals import DIGESTS, files_in, of_files, sealed
 
 # what the server of a federation writes into the folder of its run
 FEDERATION_STATE: dict[str, Any] = {
@@ -136,7 +136,7 @@ def sealed_run(folder: Path) -> Path:
 def write_federation(folder: Path, state: object) -> Path:
     """Write the state of a federation into a run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FEDERATION).write_text(json.dumps(state))
+    (folder / STATUS).write_text(json.dumps(state))
     return folder
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from audits.seams import CANARY, evidence
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.runs.releases import Releases
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import SIZES, federation, rows, world
 from fedgist.training.stacking_plan import Plan
 
@@ -35,7 +35,7 @@ def fedlog_runs(epsilon: float, delta: float, count: int, less: float) -> tuple[
     return found[0], found[1]
 
 
-def _federation(epsilon: float, delta: float, *, canary: bool) -> Federation:
+def _federation(epsilon: float, delta: float, *, canary: bool) -> ServerRun:
     *others, last = rows()
     section = {"unit": "record", "epsilon": epsilon, "delta": delta, "clip": 0.5, "noise": "system"}
     small = world(
@@ -47,7 +47,7 @@ def _federation(epsilon: float, delta: float, *, canary: bool) -> Federation:
     return federation(small, Plan(len(SIZES)))
 
 
-def _total(fed: Federation, less: float) -> Tree:
+def _total(fed: ServerRun, less: float) -> Tree:
     """What round 1 releases with ``less`` times the noise; for 0 the grid is the deviation."""
     side, releases = fed.side, Releases(None)
     privacy = side.task.privacy

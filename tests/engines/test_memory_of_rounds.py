@@ -7,12 +7,12 @@ import gc
 import pytest
 import torch
 
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import federation, law_world, loopback, world
 from method_objects import METHOD_OBJECTS, each
 
 
-def held_by_cycles(fed: Federation) -> list[torch.Size]:
+def held_by_cycles(fed: ServerRun) -> list[torch.Size]:
     """The shapes of the tensors of the second round that only a search for cycles frees."""
     if fed.method.stages(fed.context("", 0)):
         fed.do_round(0)

@@ -23,7 +23,7 @@ from fedgist.engines.remote_engine import Patience, tables_of
 from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.errors import MessageError
 from fedgist.runs.columns import clients_in
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import ALONE, SIZES, loopback, world
 
 CLIENTS = range(len(SIZES))
@@ -145,12 +145,12 @@ class UnsteadyScores(LoopbackWire):
                 yield client, blob
 
 
-def scored_with(lost: dict[int, int], patience: Patience) -> tuple[Federation, UnsteadyScores]:
+def scored_with(lost: dict[int, int], patience: Patience) -> tuple[ServerRun, UnsteadyScores]:
     small_world, wire = world("local"), UnsteadyScores(lost)
     engine = loopback(small_world, ALONE, wire)
     wire.clients = {client: site.handle for client, site in engine.sites.items()}
     engine.remote.patience = patience
-    return Federation(small_world.server, engine, start_server(small_world.server)), wire
+    return ServerRun(small_world.server, engine, start_server(small_world.server)), wire
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fedgist.engines.loopback_engine import LoopbackEngine
 from fedgist.engines.remote_engine import Patience
 from fedgist.engines.site import FullConsent
 from fedgist.errors import FederationError, MessageError, RefusalKind, SiteError
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import world
 
 
@@ -34,7 +34,7 @@ class Refuses:
     before_sending = FullConsent.before_sending
 
 
-def trained(fed: Federation) -> Answer:
+def trained(fed: ServerRun) -> Answer:
     orders, downs, ctx = fed.downloads(0)
     return fed.engine.ask(replace(ctx, round=1, stage="train"), orders, downs)
 

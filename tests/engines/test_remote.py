@@ -28,7 +28,7 @@ from fedgist.errors import FederationError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedavg import FedAvg
 from fedgist.runs.record import read_lines
-from fedgist.runs.round import Federation, Observer, start_server
+from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.example_methods import EXAMPLES, Relay
 from fedgist.testing.small_worlds import (
@@ -223,7 +223,7 @@ def test_a_reply_that_arrives_during_an_evaluation_is_not_lost() -> None:
     wire = SlowTraining({})
     engine = loopback(small_world, ALONE, wire)
     wire.clients = {client: site.handle for client, site in engine.sites.items()}
-    fed = Federation(small_world.server, engine, start_server(small_world.server))
+    fed = ServerRun(small_world.server, engine, start_server(small_world.server))
     first, second = fed.advance()[0], fed.advance()[0]
     assert first["absent"] == [{"client": 2, "reason": "no reply in time"}]
     assert second["late"] == [{"client": 2, "answers": 1}]
@@ -495,12 +495,12 @@ class Unsteady(LoopbackWire):
                 yield client, blob
 
 
-def patient(lost: dict[int, set[int]], patience: Patience) -> tuple[Federation, Unsteady]:
+def patient(lost: dict[int, set[int]], patience: Patience) -> tuple[ServerRun, Unsteady]:
     small_world, wire = world("fedavg"), Unsteady(lost)
     engine = loopback(small_world, ALONE, wire)
     wire.clients = {client: site.handle for client, site in engine.sites.items()}
     engine.remote.patience = patience
-    return Federation(small_world.server, engine, start_server(small_world.server)), wire
+    return ServerRun(small_world.server, engine, start_server(small_world.server)), wire
 
 
 def test_a_round_with_too_few_replies_is_asked_again_and_counts_once() -> None:

@@ -70,7 +70,7 @@ def test_over_the_network_a_method_gives_the_simulations_numbers(
 def test_a_site_that_was_away_at_the_end_gets_its_model_later(kits: Kits, tmp_path: Path) -> None:
     write_rows(tmp_path)
     kits.serve(recipe_of("fedlog"), tmp_path)
-    path = tmp_path / "run/checkpoint/federation.json"
+    path = tmp_path / "run/checkpoint/sites.json"
     written = RunStateFile.open(tmp_path / "run", NAMES)
     assert written.state.finished == (0, 1, 2)
     written.state = written.state.model_copy(update={"finished": (0, 1)})

@@ -31,8 +31,8 @@ from fedgist.federation.frames import (
     signed_bytes,
 )
 from fedgist.federation.grpc_site import Connection
+from fedgist.federation.invitation import digest_of_recipe, recipe_text
 from fedgist.federation.kits import Kit, read_kit
-from fedgist.federation.run_plan import digest_of_recipe, recipe_text
 from fedgist.federation.site_agent import SiteAgent
 from fedgist.federation.site_file import SiteFile, SiteTable
 from fedgist.recipe.reading import recorded
@@ -413,23 +413,23 @@ def test_public_test_rows_of_a_server_are_refused(tmp_path: Path) -> None:
 
 
 PLANS: dict[str, tuple[dict[str, object], str]] = {
-    "a folder as run": ({"run": "../../../../etc"}, "Plan: run"),
-    "a run with a new line": ({"run": "ab" * 8 + "\n"}, "Plan: run"),
-    "an empty run": ({"run": ""}, "Plan: run"),
-    "a long run": ({"run": "ab" * 1000}, "Plan: run"),
-    "a negative number": ({"number": -1}, "Plan: number"),
+    "a folder as run": ({"run": "../../../../etc"}, "Invitation: run"),
+    "a run with a new line": ({"run": "ab" * 8 + "\n"}, "Invitation: run"),
+    "an empty run": ({"run": ""}, "Invitation: run"),
+    "a long run": ({"run": "ab" * 1000}, "Invitation: run"),
+    "a negative number": ({"number": -1}, "Invitation: number"),
     "a number out of range": ({"number": 3}, "number 3 of 3"),
     "a huge number": ({"number": 10**30}, "number 10+ of 3"),
-    "a fraction": ({"number": 0.5}, "Plan: number"),
-    "huge names": ({"names": ["n" * 201]}, "Plan: names"),
-    "names that are none": ({"names": [3]}, "Plan: names"),
-    "a key too many": ({"more": 1}, "Plan: more"),
-    "no recipe": ({"recipe": None}, "Plan: recipe"),
+    "a fraction": ({"number": 0.5}, "Invitation: number"),
+    "huge names": ({"names": ["n" * 201]}, "Invitation: names"),
+    "names that are none": ({"names": [3]}, "Invitation: names"),
+    "a key too many": ({"more": 1}, "Invitation: more"),
+    "no recipe": ({"recipe": None}, "Invitation: recipe"),
     "a recipe that is not TOML": ({"recipe": "[[["}, "the recipe is not TOML"),
     "a deep recipe": ({"recipe": "a = " + "[" * 100_000}, "recipe"),
     "another recipe": ({"digest": "ab" * 32}, "the recipe's digest is .*; the server's is abab"),
-    "a last stage that is none": ({"last": [1]}, "Plan: last"),
-    "a state that is none": ({"state_lost": "destroy"}, "Plan: state_lost"),
+    "a last stage that is none": ({"last": [1]}, "Invitation: last"),
+    "a state that is none": ({"state_lost": "destroy"}, "Invitation: state_lost"),
 }
 
 
@@ -522,5 +522,5 @@ def test_a_run_outside_the_policy_is_refused_before_training(
 
 
 def test_a_request_before_the_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MessageError, match="a request came before the plan"):
+    with pytest.raises(MessageError, match="a request came before the invitation"):
         site(tmp_path).answer(request_envelope())

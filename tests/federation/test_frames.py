@@ -30,7 +30,7 @@ from fedgist.federation.frames import (
     read_note,
     signed_bytes,
 )
-from fedgist.federation.run_plan import Greeting, Hello, Plan, Versions, parsed_note
+from fedgist.federation.invitation import Greeting, Hello, Invitation, Versions, parsed_note
 
 NUMBERS = st.integers() | st.floats()
 VALUES = st.recursive(
@@ -169,10 +169,10 @@ def test_bytes_without_a_header_are_not_signed(blob: bytes) -> None:
 
 # ---------------------------------------------------------------- the notes of run_plan
 
-Kind = type[Greeting] | type[Plan] | type[Hello]
+Kind = type[Greeting] | type[Invitation] | type[Hello]
 VALID: dict[Kind, dict[str, object]] = {
     Greeting: {"process": "p", "versions": Versions.own().model_dump()},
-    Plan: {
+    Invitation: {
         "run": "ab" * 8,
         "recipe": "",
         "digest": "cd" * 32,

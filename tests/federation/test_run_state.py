@@ -16,15 +16,15 @@ from fedgist.engines.engine import Answer
 from fedgist.engines.remote_engine import Patience
 from fedgist.errors import CheckpointError, FederationError, Stopped
 from fedgist.federation.federation_server import RosterFile, SiteDesk
+from fedgist.federation.invitation import Greeting, Hello, Invitation, Versions, outlines
 from fedgist.federation.roster import ROSTER, Roster, write_roster
-from fedgist.federation.run_plan import Greeting, Hello, Plan, Versions, outlines
-from fedgist.federation.run_state import STATUS, RunStateFile, SiteStatus, StatusBoard
+from fedgist.federation.run_state import RunStateFile
 from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_wire import SiteWire
 from fedgist.federation.sites_engine import SitesEngine
+from fedgist.federation.status import STATUS, SiteStatus, StatusBoard, read_status
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.resolve import resolve
-from fedgist.report.federation_state import read_federation
 from fedgist.runs.round import context
 from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS
 from three_sites import NAMES, SAME, parsed, recipe
@@ -35,7 +35,7 @@ THREADS, SITES, WRITES = 4, 50, 400
 def test_the_board_is_written_whole_by_several_threads(tmp_path: Path) -> None:
     # seen: 50 sites connected at once, and the server ended because a temporary file was gone
     board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
-    board.sites = {number: SiteStatus(f"site-{number}", number) for number in range(SITES)}
+    board.sites = {number: SiteStatus.of(number, f"site-{number}") for number in range(SITES)}
     states = [("ready", "absent")[number % 2] for number in range(WRITES)]
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda n: board.saw(n % SITES, states[n]), range(WRITES)))
@@ -56,7 +56,7 @@ def test_the_reason_of_another_attempt_is_shown_during_the_pause(tmp_path: Path)
 def test_a_message_on_its_way_does_not_hide_that_a_site_was_cut(tmp_path: Path) -> None:
     # seen: a revoked site was shown as training
     board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
-    board.sites = {0: SiteStatus("berlin", 0)}
+    board.sites = {0: SiteStatus.of(0, "berlin")}
     board.saw(0, "ready")
     board.moved(0, 10, 0)
     assert board.sites[0].state == "training"
@@ -73,7 +73,7 @@ def test_a_full_disk_does_not_end_a_run_because_of_its_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
-    board.sites = {0: SiteStatus("berlin", 0)}
+    board.sites = {0: SiteStatus.of(0, "berlin")}
 
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -89,13 +89,15 @@ def test_a_site_that_begins_anew_is_in_the_record(tmp_path: Path) -> None:
     state = RunStateFile.open(tmp_path, NAMES)
     state.answered([1], (4, 0))
     board = StatusBoard(tmp_path, state.state.run, "t", "localhost:8443")
-    board.sites = {n: SiteStatus(name, n) for n, name in enumerate(NAMES)}
+    board.sites = {n: SiteStatus.of(n, name) for n, name in enumerate(NAMES)}
     write_roster(tmp_path / ROSTER, Roster("t", {name: n for n, name in enumerate(NAMES)}))
     desk = SiteDesk(side, state, board, RosterFile(tmp_path / ROSTER), b"", Event())
     greeting = Greeting(process="p", versions=Versions.own()).model_dump()
-    plan = Plan.model_validate(desk.plan(1, greeting))
-    assert plan.last == (4, 0, "")
-    hello = Hello(run=plan.run, digest=plan.digest, number=1, outlines=outlines(side.task))
+    invitation = Invitation.model_validate(desk.invitation(1, greeting))
+    assert invitation.last == (4, 0, "")
+    hello = Hello(
+        run=invitation.run, digest=invitation.digest, number=1, outlines=outlines(side.task)
+    )
     with pytest.raises(FederationError, match="the site lost its state: it answered round 4"):
         desk.judge(1, hello.model_dump(mode="json"))
     desk.judge(1, hello.model_copy(update={"began_anew": True}).model_dump(mode="json"))
@@ -122,7 +124,7 @@ def test_a_site_that_begins_anew_is_in_the_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [{2}, {0, 2}, {0, 1, 2}])
 def test_a_round_says_from_the_start_for_whom_it_waits(lost: set[int], tmp_path: Path) -> None:
     board, wire, shown = StatusBoard(tmp_path, "r", "t", "localhost:8443"), SiteWire(), list[str]()
-    board.sites = {number: SiteStatus(name, number) for number, name in enumerate(NAMES)}
+    board.sites = {number: SiteStatus.of(number, name) for number, name in enumerate(NAMES)}
     stop, absent = Event(), cast("Any", None)
 
     def say(text: str) -> None:
@@ -145,7 +147,7 @@ def test_a_round_says_from_the_start_for_whom_it_waits(lost: set[int], tmp_path:
 def test_after_a_restart_a_round_says_when_it_begins_at_the_latest(tmp_path: Path) -> None:
     board, stop = StatusBoard(tmp_path, "r", "t", "localhost:8443"), Event()
     absent: Any = None
-    board.sites = {number: SiteStatus(name, number) for number, name in enumerate(NAMES)}
+    board.sites = {number: SiteStatus.of(number, name) for number, name in enumerate(NAMES)}
     state, wire, shown = RunStateFile.open(tmp_path, NAMES), SiteWire(), list[str]()
     state.begin(4, [0, 1, 2])
     section = FederationSection(least_sites=2, deadline_s=600)
@@ -166,7 +168,7 @@ def test_after_a_restart_a_round_says_when_it_begins_at_the_latest(tmp_path: Pat
 def test_a_stage_under_way_says_whose_reply_it_waits_for(tmp_path: Path) -> None:
     board, wire = StatusBoard(tmp_path, "r", "t", "localhost:8443"), SiteWire()
     absent: Any = None
-    board.sites = {number: SiteStatus(name, number) for number, name in enumerate(NAMES)}
+    board.sites = {number: SiteStatus.of(number, name) for number, name in enumerate(NAMES)}
     engine = SitesEngine(absent, wire, (), FederationSection(), absent, board, Event())
     wire.check = engine.check_stop
     for site in (0, 1, 2):
@@ -211,13 +213,13 @@ def test_a_kill_between_the_state_and_the_participants_is_no_damage(tmp_path: Pa
 
 def test_an_edited_view_of_a_federation_says_so(tmp_path: Path) -> None:
     board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
-    board.sites = {0: SiteStatus("berlin", 0)}
+    board.sites = {0: SiteStatus.of(0, "berlin")}
     board.saw(0, "ready")
-    seen = read_federation(tmp_path)
+    seen = read_status(tmp_path)
     assert seen is not None
     assert (seen.problem, seen.sites[0].state) == ("", "ready")
     text = (tmp_path / STATUS).read_text()
     (tmp_path / STATUS).write_text(text.replace('"ready"', '"revoked"'))
-    changed = read_federation(tmp_path)
+    changed = read_status(tmp_path)
     assert changed is not None
     assert changed.problem.endswith("was changed since the server wrote it")

@@ -14,7 +14,7 @@ from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_file import SiteFile, SiteTable
 from fedgist.federation.site_setup import SitePart, site_part
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import ServerRun, start_server
 from three_sites import ARCHITECTURES, NAMES, parsed, recipe, simulated, write_rows
 
 RUN = "r"
@@ -33,7 +33,7 @@ def parts_of(raw: dict[str, Any], folder: Path, **table: Any) -> list[SitePart]:
     ]
 
 
-def federation_of(raw: dict[str, Any], parts: list[SitePart]) -> Federation:
+def federation_of(raw: dict[str, Any], parts: list[SitePart]) -> ServerRun:
     side = server_context(resolve(parsed(raw)), NAMES)
     sites = {
         part.population.clients[0].id: Site(
@@ -42,7 +42,7 @@ def federation_of(raw: dict[str, Any], parts: list[SitePart]) -> Federation:
         for part in parts
     }
     wire = LoopbackWire({number: site.handle for number, site in sites.items()})
-    return Federation(side, RemoteEngine(side.method, wire, run=RUN), start_server(side))
+    return ServerRun(side, RemoteEngine(side.method, wire, run=RUN), start_server(side))
 
 
 def test_a_site_that_keeps_its_scores_is_named_beside_the_mean(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedgist.federation.run_plan import Hello
+from fedgist.federation.invitation import Hello
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/security.md"

@@ -30,7 +30,7 @@ from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.finished import archived_run
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.record import STATE
-from fedgist.runs.sealing import HEADER_KEY
+from fedgist.runs.seals import HEADER_KEY
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fuzz.mutations import spoil_bytes, spoil_lines, spoil_tree

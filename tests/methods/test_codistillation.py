@@ -30,7 +30,7 @@ from fedgist.recipe.reading import make, read
 from fedgist.runs import checkpoint
 from fedgist.runs import run_rounds as rounds
 from fedgist.runs.record import read_lines
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.runs.round_record import PartialRound, RoundRecord
 from fedgist.testing.small_worlds import (
     SIZES,
@@ -116,7 +116,7 @@ def distilled(
     return out
 
 
-def weights_of(fed: Federation) -> dict[str, dict[str, Tensor]]:
+def weights_of(fed: ServerRun) -> dict[str, dict[str, Tensor]]:
     found = fed.server.averages.weights
     return {name: {n: a.clone() for n, a in w.arrays.items()} for name, w in found.items()}
 
@@ -245,7 +245,7 @@ def test_rounds_without_clients_do_no_harm(method: str) -> None:
     assert all(bool(torch.isfinite(a).all()) for a in fed.checkpoint().server.values())
 
 
-def small(fed: Federation) -> dict[str, Tensor]:
+def small(fed: ServerRun) -> dict[str, Tensor]:
     return weights_of(fed)["small"]
 
 

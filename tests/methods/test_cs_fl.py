@@ -23,7 +23,7 @@ from fedgist.methods.cs_fl import (
     stackable_thresholding,
     unflat,
 )
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.testing import check_laws
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
 from fedgist.training.stacking_plan import Plan
@@ -215,7 +215,7 @@ def test_a_client_that_holds_another_version_is_refused_and_then_gets_the_model(
     torch.testing.assert_close(fed.checkpoint().clients["mlp/own/held/numbers"][1], w)
 
 
-def chosen(fed: Federation) -> list[Order]:
+def chosen(fed: ServerRun) -> list[Order]:
     """The orders of the last round."""
     ctx = fed.context("floats")
     return fed.method.select(fed.server, fed.side.online(fed.round), ctx)

@@ -38,7 +38,7 @@ from fedgist.methods.flesd import (
 )
 from fedgist.recipe.reading import read
 from fedgist.runs import run_rounds as rounds
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import (
     ALONE,
     SIZES,
@@ -68,7 +68,7 @@ def flesd(**options: Any) -> FLESD:
     return method
 
 
-def after_train(small_world: World) -> tuple[Federation, Context]:
+def after_train(small_world: World) -> tuple[ServerRun, Context]:
     """Return a federation whose clients of round 1 have been heard, and the next stage."""
     fed = federation(small_world, PLAN)
     ctx = fed.context("train", 1)
@@ -396,7 +396,7 @@ def test_a_site_with_other_public_rows_is_refused_and_the_others_go_on() -> None
     small_world, wire = world(flesd()), Other({})
     engine = loopback(small_world, ALONE, wire)
     wire.clients = {client: site.handle for client, site in engine.sites.items()}
-    fed = Federation(small_world.server, engine, start_server(small_world.server))
+    fed = ServerRun(small_world.server, engine, start_server(small_world.server))
     line, _ = fed.advance()
     (refused,) = line["refused"]
     assert refused["client"] == 2

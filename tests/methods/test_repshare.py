@@ -26,7 +26,7 @@ from fedgist.errors import InputError
 from fedgist.methods.common.latest_messages import LatestMessages
 from fedgist.methods.repshare import PeerRepresentations, Relay, Released, RepShare
 from fedgist.runs.record import read_lines
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
@@ -304,7 +304,7 @@ def test_without_observations_the_means_alone_are_learned_from(m_up: int) -> Non
 # clients that come and go
 
 
-def only(fed: Federation, ids: list[int]) -> None:
+def only(fed: ServerRun, ids: list[int]) -> None:
     some = [ClientInfo(c, ("mlp",)) for c in ids]
     object.__setattr__(fed.side, "online", lambda _: some)
 

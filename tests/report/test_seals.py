@@ -17,7 +17,7 @@ from fedgist.report.tracking.tracker_names import TRACKERS
 from fedgist.runs.finished import run_reader
 from fedgist.runs.record import FORMAT_KEY, read_lines
 from fedgist.runs.run_directory import locked
-from fedgist.runs.run_seals import seal_of
+from fedgist.runs.seals import seal_of
 
 from edits import EDITS, better, later, lines, text  # isort: skip
 from interrupted import killed_in_round  # isort: skip

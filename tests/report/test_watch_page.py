@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedgist.federation.status import STATUS, FederationStatus, SiteStatus, read_status
 from fedgist.report import watch_page
-from fedgist.report.federation_state import FEDERATION, FederationState, SiteState, read_federation
 from fedgist.report.watch_page import RunView, fragment, page, read_state
 from fedgist.runs.run_directory import LOCK, locked
 
@@ -263,7 +263,7 @@ def test_a_federation_and_its_sites_are_shown(tmp_path: Path) -> None:
 
 
 def test_a_server_that_writes_nothing_any_more_is_noticed(tmp_path: Path) -> None:
-    state = FederationState(written=NOW)
+    state = FederationStatus(written=NOW)
     silent = watch_page.federation_view(state, NOW + 61).silent
     assert silent == "The server has written nothing for 1 min 01 s."
     assert watch_page.federation_view(state, NOW + 59).silent == ""
@@ -274,8 +274,8 @@ def test_a_server_that_writes_nothing_any_more_is_noticed(tmp_path: Path) -> Non
 @pytest.mark.parametrize("state", [{}, {"sites": [{}]}, {"sites": [{}, 3, None]}, {"sites": "no"}])
 def test_missing_fields_do_not_break_the_page(tmp_path: Path, state: object) -> None:
     folder = write_federation(tmp_path, state)
-    sites = (SiteState(),) if "[{}" in json.dumps(state) else ()
-    assert read_federation(folder) == FederationState(sites=sites)
+    sites = (SiteStatus(),) if "[{}" in json.dumps(state) else ()
+    assert read_status(folder) == FederationStatus(sites=sites)
     assert ("site 0" in fragment(read_state([folder]))) == bool(sites)
 
 
@@ -290,7 +290,7 @@ def test_unknown_fields_and_states_are_no_problem(tmp_path: Path) -> None:
 
 
 def test_a_later_format_is_read_as_far_as_possible(tmp_path: Path) -> None:
-    state = read_federation(write_federation(tmp_path, {**FEDERATION_STATE, "format": 2}))
+    state = read_status(write_federation(tmp_path, {**FEDERATION_STATE, "format": 2}))
     assert state is not None
     assert "has format 2, newer than this fedgist" in state.problem
     assert len(state.sites) == 2
@@ -299,23 +299,23 @@ def test_a_later_format_is_read_as_far_as_possible(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000, '{"round": 1e', "9" * 5000])
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     folder = write_run(tmp_path / "a", [0.5], planned=3, result=False)
-    (folder / FEDERATION).write_text(text)
+    (folder / STATUS).write_text(text)
     federation = view(folder).federation
     assert federation is not None
-    assert str(folder / FEDERATION) in federation.problem
+    assert str(folder / STATUS) in federation.problem
     assert "pill running" in fragment(read_state([folder]))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [0.5])
-    os.mkfifo(folder / FEDERATION)
+    os.mkfifo(folder / STATUS)
     federation = view(folder).federation
     assert federation is not None
     assert "it is no file" in federation.problem
 
 
 def test_there_is_no_federation_without_the_file(tmp_path: Path) -> None:
-    assert read_federation(tmp_path) is None
+    assert read_status(tmp_path) is None
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1", "NaN", "true", '"7"', "1" + 400 * "0", "[]"])
@@ -323,8 +323,8 @@ def test_impossible_numbers_are_left_out(tmp_path: Path, number: str) -> None:
     keys = ("number", "since", "last_round", "sent_bytes", "received_bytes", "refusals")
     site = ", ".join(f'"{key}": {number}' for key in keys)
     text = f'{{"round": {number}, "written": {number}, "attempt": {number}, "sites": [{{{site}}}]}}'
-    (tmp_path / FEDERATION).write_text(text)
-    assert read_federation(tmp_path) == FederationState(sites=(SiteState(),))
+    (tmp_path / STATUS).write_text(text)
+    assert read_status(tmp_path) == FederationStatus(sites=(SiteStatus(),))
 
 
 anything = st.recursive(

@@ -24,7 +24,7 @@ from fedgist.cli.main import app
 from fedgist.errors import InputError
 from fedgist.report import watch_server
 from fedgist.report.watch_page import WatchState, read_state
-from fedgist.report.watch_server import Latest, Site
+from fedgist.report.watch_server import Latest, ServedPages
 
 from browsers import in_browser, new_page, open_browser  # isort: skip
 from written import FEDERATION_STATE, change_line, write_federation, write_run  # isort: skip
@@ -33,7 +33,7 @@ METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 
 
 @contextmanager
-def served(folder: Path, every: float = 0.2) -> Iterator[Site]:
+def served(folder: Path, every: float = 0.2) -> Iterator[ServedPages]:
     with watch_server.opened(lambda: read_state([folder]), every) as (server, site):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -52,13 +52,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(folder: Path) -> Iterator[Site]:
+def site(folder: Path) -> Iterator[ServedPages]:
     with served(folder) as site:
         yield site
 
 
 def ask(
-    site: Site, path: str, method: str = "GET", host: str | None = None
+    site: ServedPages, path: str, method: str = "GET", host: str | None = None
 ) -> tuple[http.client.HTTPResponse, str]:
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=HANG_S)
     connection.request(method, path, headers={"Host": host or f"127.0.0.1:{site.port}"})
@@ -66,14 +66,14 @@ def ask(
     return answer, answer.read().decode()
 
 
-def ask_raw(site: Site, request: str) -> str:
+def ask_raw(site: ServedPages, request: str) -> str:
     with socket.create_connection(("127.0.0.1", site.port), timeout=HANG_S) as connection:
         connection.sendall(request.encode("latin-1"))
         connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
 
-def test_the_page_and_its_fragment_are_served(site: Site) -> None:
+def test_the_page_and_its_fragment_are_served(site: ServedPages) -> None:
     for path in (f"/{site.token}/", f"/{site.token}"):
         answer, html = ask(site, path)
         assert answer.status == 200
@@ -117,7 +117,9 @@ def test_the_token_is_long_and_new_each_time(tmp_path: Path) -> None:
         "http://127.0.0.1/{token}/",
     ],
 )
-def test_without_the_exact_token_there_is_nothing(site: Site, path: str, method: str) -> None:
+def test_without_the_exact_token_there_is_nothing(
+    site: ServedPages, path: str, method: str
+) -> None:
     token = site.token
     swapped, other = token.swapcase(), "A" * len(token)
     target = path.format(token=token, shorter=token[:-1], swapped=swapped, other=other)
@@ -145,14 +147,16 @@ def test_without_the_exact_token_there_is_nothing(site: Site, path: str, method:
         ("localhost.:{port}", 403),
     ],
 )
-def test_a_site_that_points_its_name_here_is_refused(site: Site, host: str, status: int) -> None:
+def test_a_site_that_points_its_name_here_is_refused(
+    site: ServedPages, host: str, status: int
+) -> None:
     answer, text = ask(site, f"/{site.token}/", host=host.format(port=site.port))
     assert answer.status == status
     assert ("berlin" in text) == (status == 200)
 
 
 @pytest.mark.parametrize("hosts", ["", "Host: attacker.example\r\n", "Host: {own}\r\nHost: x\r\n"])
-def test_a_request_with_no_host_or_two_is_refused(site: Site, hosts: str) -> None:
+def test_a_request_with_no_host_or_two_is_refused(site: ServedPages, hosts: str) -> None:
     headers = hosts.format(own=f"127.0.0.1:{site.port}")
     text = ask_raw(site, f"GET /{site.token}/ HTTP/1.1\r\n{headers}\r\n")
     assert text.startswith("HTTP/1.0 403 ")
@@ -160,14 +164,14 @@ def test_a_request_with_no_host_or_two_is_refused(site: Site, hosts: str) -> Non
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_reading_is_allowed(site: Site, method: str) -> None:
+def test_only_reading_is_allowed(site: ServedPages, method: str) -> None:
     answer, text = ask(site, f"/{site.token}/", method)
     assert answer.status == 405
     assert answer.headers["Allow"] == "GET, HEAD"
     assert "berlin" not in text
 
 
-def test_head_is_get_without_the_page(site: Site) -> None:
+def test_head_is_get_without_the_page(site: ServedPages) -> None:
     answer, text = ask(site, f"/{site.token}/", "HEAD")
     assert answer.status == 200
     assert text == ""
@@ -177,14 +181,14 @@ def test_head_is_get_without_the_page(site: Site) -> None:
 @pytest.mark.parametrize(
     "request_", ["\x16\x03\x01\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9\r\n\r\n"]
 )
-def test_what_is_no_http_is_not_repeated(site: Site, request_: str) -> None:
+def test_what_is_no_http_is_not_repeated(site: ServedPages, request_: str) -> None:
     text = ask_raw(site, request_)
     assert "this request cannot be answered" in text
     assert "\x16" not in text
 
 
 @pytest.mark.parametrize("path", ["/", "/{token}/", "/{token}/state"])
-def test_every_answer_has_the_headers_that_keep_it_here(site: Site, path: str) -> None:
+def test_every_answer_has_the_headers_that_keep_it_here(site: ServedPages, path: str) -> None:
     answer, text = ask(site, path.format(token=site.token))
     policy = dict(
         rule.split(" ", 1) for rule in answer.headers["Content-Security-Policy"].split("; ")
@@ -231,7 +235,7 @@ class Outside(HTMLParser):
             self.code += data
 
 
-def test_the_page_loads_nothing_from_outside(site: Site) -> None:
+def test_the_page_loads_nothing_from_outside(site: ServedPages) -> None:
     _, html = ask(site, f"/{site.token}/")
     page = Outside(html)
     assert page.found == []
@@ -277,17 +281,17 @@ def test_a_run_that_is_deleted_meanwhile_ends_no_server() -> None:
     def read() -> WatchState:
         raise FileNotFoundError("rounds.jsonl")
 
-    site = Site("token", 8765, read, 1.0)
+    site = ServedPages("token", 8765, read, 1.0)
     answer = site.answer("GET", ["127.0.0.1:8765"], "/token/")
     assert (answer.status, answer.content) == (503, "the runs cannot be read now\n")
 
 
-def test_only_this_machine_can_connect(site: Site) -> None:
+def test_only_this_machine_can_connect(site: ServedPages) -> None:
     with socket.socket() as connection:  # another address of this machine, of the same interface
         assert connection.connect_ex(("127.0.0.2", site.port)) != 0
 
 
-def test_a_port_in_use_is_an_error_that_says_what_to_type(site: Site) -> None:
+def test_a_port_in_use_is_an_error_that_says_what_to_type(site: ServedPages) -> None:
     with (
         pytest.raises(InputError, match=f"--port {site.port} cannot be opened: .*; leave --port"),
         watch_server.opened(lambda: WatchState(()), 1.0, site.port),
@@ -325,7 +329,7 @@ def test_the_command_prints_the_address_and_ends_at_ctrl_c(
     wait_until(lambda: not command.runs or (output.exists() and "Ctrl-C" in output.read_text()))
     text = output.read_text()
     port, token = re.findall(r"http://127\.0\.0\.1:(\d+)/(\S+)/\n", text)[0]
-    site = Site(token, int(port), lambda: WatchState(()), 1.0)
+    site = ServedPages(token, int(port), lambda: WatchState(()), 1.0)
     assert ask(site, f"/{token}/")[0].status == 200
     command.signal(signal.SIGINT)
     done = command.end()

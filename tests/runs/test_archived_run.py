@@ -17,7 +17,7 @@ from fedgist.runs.finished.archived_run import archived_part, is_archived, read_
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.record import Line
-from fedgist.runs.run_seals import Seal
+from fedgist.runs.seals import Seal
 
 METHOD: dict[str, object] = {"method": {"name": "fedlog"}}
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

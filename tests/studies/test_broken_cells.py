@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from fedgist.cli.main import app
 from fedgist.errors import JobsError
 from fedgist.runs.finished.archived_run import read_csv
-from fedgist.runs.run_seals import seal_of
+from fedgist.runs.seals import seal_of
 
 from edits import EDITS  # isort: skip
 

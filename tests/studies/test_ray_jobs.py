@@ -11,7 +11,7 @@ import pytest
 
 from commands import Command, fedgist, wait_until
 from fedgist.runs.run_directory import LOCK
-from fedgist.runs.run_seals import seal_of
+from fedgist.runs.seals import seal_of
 from ray_nodes import Nodes
 
 pytestmark = pytest.mark.slow

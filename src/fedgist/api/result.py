@@ -13,7 +13,7 @@ from fedgist.report.run_tables import rounds_sheet
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
 from fedgist.runs.finished.trained_models import ClientModel, trained_model
 from fedgist.runs.record import Line, totals
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.world.world import World
 
 ROUNDS_SHOWN = 12
@@ -31,7 +31,7 @@ class Result:
     clients: list[Line]
     summary: dict[str, Any]
     folder: Path | None
-    federation: Federation
+    federation: ServerRun
     world: World
 
     @property

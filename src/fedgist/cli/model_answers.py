@@ -34,7 +34,7 @@ from fedgist.runs.evaluation import score_rows
 from fedgist.runs.finished.probes import PROBES, probed
 from fedgist.runs.finished.trained_models import ClientModel, server_net, trained_model
 from fedgist.runs.record import to_json
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.world.data import client_number
 from fedgist.world.world import World
 
@@ -87,7 +87,7 @@ def _write_pixels(out: Path, classes: Tensor, names: Sequence[str]) -> None:
     atomic_files.write(out, buffer.getvalue())
 
 
-def _predicting(folder: Path, data_root: Path | None) -> tuple[Federation, World]:
+def _predicting(folder: Path, data_root: Path | None) -> tuple[ServerRun, World]:
     """Load a run; raise RecipeError if its models are encoders, which predict no labels."""
     federation, world = runner.load_run(folder, Overrides(root=data_root))
     if federation.task.objective.views > 1:

@@ -16,7 +16,7 @@ from fedgist.cli.shared_options import FEDERATE, SettingsOption, app, same_comma
 from fedgist.cli.value_origins import naming_origins
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import InputError, Interrupted, Stopped
-from fedgist.report.federation_state import FederationState
+from fedgist.federation.status import FederationStatus
 from fedgist.report.formatting import duration
 from fedgist.report.terminal import console, words
 
@@ -157,15 +157,15 @@ def _administer(name: str, kit: Path) -> None:
     _need(name)
     from fedgist.federation.grpc_site import command
     from fedgist.federation.kits import read_kit
-    from fedgist.report.federation_state import federation_of
+    from fedgist.federation.status import status_of
 
     opened = read_kit(kit)
     _check_role(opened.role, "administrator", kit)
     answer = command(opened, name.capitalize())
-    _show(federation_of(answer), stopping=bool(answer.get("stopping")))
+    _show(status_of(answer), stopping=bool(answer.get("stopping")))
 
 
-def _show(state: FederationState, *, stopping: bool) -> None:
+def _show(state: FederationStatus, *, stopping: bool) -> None:
     """Print the state of a federation: its round, and a line for each site."""
     screen = console()
     head = f"{state.federation}, run {state.run}: round {state.round}"

@@ -17,13 +17,10 @@ from fedgist.errors import FederationError, KitError, RecipeError, Stopped
 from fedgist.federation.certificates import Identity, expiry_note
 from fedgist.federation.frames import Note
 from fedgist.federation.grpc_server import GrpcServer
-from fedgist.federation.kits import Kit
-from fedgist.federation.recipe_check import as_federated, check_stated
-from fedgist.federation.roster import ROSTER, Roster, read_roster
-from fedgist.federation.run_plan import (
+from fedgist.federation.invitation import (
     Greeting,
     Hello,
-    Plan,
+    Invitation,
     Versions,
     check_hello,
     check_versions,
@@ -32,20 +29,20 @@ from fedgist.federation.run_plan import (
     parsed_note,
     recipe_text,
 )
-from fedgist.federation.run_state import (
-    RunStateFile,
-    SiteStatus,
-    StatusBoard,
-)
+from fedgist.federation.kits import Kit
+from fedgist.federation.recipe_check import as_federated, check_stated
+from fedgist.federation.roster import ROSTER, Roster, read_roster
+from fedgist.federation.run_state import RunStateFile
 from fedgist.federation.server_setup import server_context
 from fedgist.federation.site_wire import SiteWire
 from fedgist.federation.sites_engine import LOOK_S, SitesEngine
+from fedgist.federation.status import SiteStatus, StatusBoard
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.record import RECIPE
-from fedgist.runs.round import Federation, Observer, start_server
+from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS, locked
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.server_context import ServerContext
@@ -85,7 +82,7 @@ class SiteDesk:
     roster: RosterFile
     certificate: bytes
     stop: threading.Event
-    plans: dict[int, Plan] = field(default_factory=dict)
+    invitations: dict[int, Invitation] = field(default_factory=dict)
     stopped_by: str = ""  # an administrator
     news: list[str] = field(default_factory=list)  # sentences for the next round's line
 
@@ -97,7 +94,7 @@ class SiteDesk:
         """Return a site's number."""
         return self.roster.now().numbers[identity.name]
 
-    def plan(self, number: int, greeting: Note) -> Note:
+    def invitation(self, number: int, greeting: Note) -> Note:
         """Return all that a site must know to prepare."""
         versions = parsed_note(Greeting, greeting).versions
         if number >= self.side.num_clients:
@@ -110,7 +107,7 @@ class SiteDesk:
         names = {place: name for name, place in self.roster.now().numbers.items()}
         site.name = names.get(number, site.name)  # a site that was added during the run
         check_versions(Versions.own(), versions)
-        plan = Plan(
+        invitation = Invitation(
             run=self.state.state.run,
             recipe=recipe_text(self.side.recipe),
             digest=digest_of_recipe(self.side.recipe),
@@ -120,14 +117,14 @@ class SiteDesk:
             last=self.state.state.last.get(number),
             state_lost=self.side.setup.federation.state_lost,
         )
-        self.plans[number] = plan
-        return plan.model_dump(mode="json")
+        self.invitations[number] = invitation
+        return invitation.model_dump(mode="json")
 
     def judge(self, number: int, hello: Note) -> None:
         """Check what a prepared site says of itself."""
         site = parsed_note(Hello, hello)
         task = self.side.task
-        check_hello(self.plans[number], site, outlines(task), task.public_digest)
+        check_hello(self.invitations[number], site, outlines(task), task.public_digest)
         if site.began_anew:
             name = self.board.sites[number].name
             self.news.append(f"client {number} ({name}) lost its state and begins anew")
@@ -202,7 +199,7 @@ class _Run:
     board: StatusBoard
     say: Callable[[str], None]
 
-    def keep_participants(self, federation: Federation, number: int | None) -> None:
+    def keep_participants(self, federation: ServerRun, number: int | None) -> None:
         """After each round, write down who took part; at the end, send the last downloads."""
         if number is None:
             self.finish(federation)
@@ -211,7 +208,7 @@ class _Run:
         lines = "".join(f"{number},{site}\r\n" for site in sorted(self.engine.took_part))
         self.state.write_participants(before + lines)
 
-    def finish(self, federation: Federation) -> None:
+    def finish(self, federation: ServerRun) -> None:
         """Send each site that took part its last download, with which its model is complete."""
         orders, downs, ctx = federation.downloads(federation.round)
         waiting = set(self.state.state.last) - set(self.state.state.finished)
@@ -241,7 +238,7 @@ def _run_of(
     run = state.state.run
     board = StatusBoard(state.folder, run, kit.federation, kit.address)
     board.sites = {
-        client.id: SiteStatus(name, client.id)
+        client.id: SiteStatus.of(client.id, name)
         for client, name in zip(side.clients, side.client_names, strict=True)
     }
     wire = SiteWire()

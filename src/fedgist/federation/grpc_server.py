@@ -60,7 +60,7 @@ class Desk(Protocol):
     def number_of(self, identity: Identity) -> int:
         """Return a site's number."""
 
-    def plan(self, number: int, greeting: Note) -> Note:
+    def invitation(self, number: int, greeting: Note) -> Note:
         """Return all that a site must know to prepare; raise FedgistError to refuse it."""
 
     def judge(self, number: int, hello: Note) -> None:
@@ -260,7 +260,7 @@ class GrpcServer:
         try:
             greeting = read_note(_frame(await asyncio.wait_for(stream.read(), GREETING_S)))
             number, process = self.desk.number_of(identity), str(greeting.get("process", ""))
-            plan = note(self.desk.plan(number, greeting))
+            invitation = note(self.desk.invitation(number, greeting))
         except TimeoutError as error:
             reason = f"no greeting within {GREETING_S:g} seconds"
             raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from error
@@ -276,7 +276,7 @@ class GrpcServer:
                 older.end(grpc.StatusCode.ALREADY_EXISTS, other)
         self.links[number] = link
         self.desk.saw(number, "preparing")
-        link.outgoing.put_nowait(plan)
+        link.outgoing.put_nowait(invitation)
         return link
 
     def _refused(

@@ -42,8 +42,8 @@ from fedgist.federation.frames import (
     signed_bytes,
 )
 from fedgist.federation.grpc_options import OPTIONS, STREAM, method_name
+from fedgist.federation.invitation import Greeting, Versions
 from fedgist.federation.kits import Kit, split_address
-from fedgist.federation.run_plan import Greeting, Versions
 
 FIRST_WAIT_S, LONGEST_WAIT_S, FACTOR = 0.5, 10.0, 1.6  # between two attempts to connect
 COMMAND_S = 10.0
@@ -53,8 +53,8 @@ LOG = logging.getLogger(__name__)
 class Agent(Protocol):
     """What a site does, without a network."""
 
-    def prepare(self, plan: Note) -> Note:
-        """Prepare for the run of a plan; return what the server must know of this site."""
+    def prepare(self, invitation: Note) -> Note:
+        """Prepare for the run of a invitation; return what the server must know of this site."""
 
     def largest(self) -> int:
         """Return the size in bytes of the largest envelope that this site opens."""
@@ -139,7 +139,7 @@ class Connection:
 
 
 class _Session:
-    """One connection: greeting, plan, hello, and then requests and replies."""
+    """One connection: greeting, invitation, hello, and then requests and replies."""
 
     def __init__(self, connection: Connection) -> None:
         self.kit, self.agent = connection.kit, connection.agent
@@ -155,9 +155,9 @@ class _Session:
             chain.from_iterable(iter(self.outgoing.get, None)), wait_for_ready=False
         )
         try:
-            plan = read_note(next(frames))
-            server = self._certificate(plan)
-            self.outgoing.put([self._hello(plan, frames)])
+            invitation = read_note(next(frames))
+            server = self._certificate(invitation)
+            self.outgoing.put([self._hello(invitation, frames)])
             for frame in frames:
                 if frame[:1] == BEGIN:
                     self._answer(frame, frames, server)
@@ -172,26 +172,26 @@ class _Session:
             self.outgoing.put(None)
         return None
 
-    def _hello(self, plan: Note, frames: Iterator[bytes]) -> bytes:
+    def _hello(self, invitation: Note, frames: Iterator[bytes]) -> bytes:
         """Return the site's hello; if it cannot prepare, tell the server so, and raise.
 
         What the rows of a private site decide, the server is not told: the site only ends.
         """
         try:
-            return note(self.agent.prepare(plan))
+            return note(self.agent.prepare(invitation))
         except OwnerError:
             raise
         except Exception as error:
-            kept = {key: plan.get(key) for key in ("run", "digest", "number")}
+            kept = {key: invitation.get(key) for key in ("run", "digest", "number")}
             why = {"refused": kind_of(error), "about": key_of(error)}
             self.outgoing.put([note({**kept, **why})])
             with contextlib.suppress(grpc.RpcError):
                 next(frames, None)  # the server ends the stream when it has read this
             raise
 
-    def _certificate(self, plan: Note) -> bytes:
+    def _certificate(self, invitation: Note) -> bytes:
         """Return the server's certificate, with which it signs, after its check by the root."""
-        certificate = str(plan.get("certificate", "")).encode(errors="replace")
+        certificate = str(invitation.get("certificate", "")).encode(errors="replace")
         try:
             check_server(certificate, self.kit.root, split_address(self.kit.address)[0])
         except KitError as error:

@@ -92,7 +92,7 @@ NewName = Annotated[MemberName, AfterValidator(_not_reserved)]
 NewNames = Annotated[tuple[NewName, ...], AfterValidator(_distinct)]
 
 
-class Federation(BaseModel):
+class Membership(BaseModel):
     """The content of ``federation.toml``."""
 
     model_config = CLOSED
@@ -166,11 +166,11 @@ def provision(path: Path, out: Path) -> list[str]:
     return _made(replace(authority, out=out))
 
 
-def read_federation(path: Path) -> Federation:
+def read_federation(path: Path) -> Membership:
     """Read a ``federation.toml``; KitError if it cannot be used."""
     table = read_table(path, "`fedgist provision --help` shows an example")
     try:
-        federation: Federation = checked(Federation, table)
+        federation: Membership = checked(Membership, table)
     except InputError as error:
         raise KitError(f"{path}: {error}") from error
     if both := sorted(set(federation.sites) & set(federation.administrators)):
@@ -191,7 +191,7 @@ def _refuse_existing(out: Path) -> None:
         raise KitError(f"{out} is the current folder; name a folder to be made in it")
 
 
-def _make_all(out: Path, federation: Federation) -> Authority:
+def _make_all(out: Path, federation: Membership) -> Authority:
     root_key, root = make_root(federation.name)
     settings = Settings(**federation.model_dump(include=set(Settings.model_fields)))
     roster = Roster(federation.name, administrators=federation.administrators)

@@ -16,7 +16,7 @@ from fedgist.engines.site import Site, SiteState, StageKey
 from fedgist.errors import FedgistError, MessageError, SiteError
 from fedgist.federation import audit_log
 from fedgist.federation.frames import LARGEST_NOTE, Note
-from fedgist.federation.run_plan import Hello, Plan, digest_of_recipe, outlines, parsed_note
+from fedgist.federation.invitation import Hello, Invitation, digest_of_recipe, outlines, parsed_note
 from fedgist.federation.site_file import SiteFile
 from fedgist.federation.site_ledger import Ledger, check_same_recipe
 from fedgist.federation.site_model import write_site_model
@@ -60,14 +60,17 @@ class SiteAgent:
 
         A site that is prepared for the same run already only says hello again.
         """
-        plan = parsed_note(Plan, content)
+        invitation = parsed_note(Invitation, content)
         self.hold()
         before = self.prepared
-        if before is None or (before.hello.run, before.hello.digest) != (plan.run, plan.digest):
+        if before is None or (before.hello.run, before.hello.digest) != (
+            invitation.run,
+            invitation.digest,
+        ):
             try:
-                before = self._prepared(plan)
+                before = self._prepared(invitation)
             except FedgistError as error:
-                audit_log.write(self.folder, f"run {plan.run}: does not take part: {error}")
+                audit_log.write(self.folder, f"run {invitation.run}: does not take part: {error}")
                 raise
         last = max(before.site.done, default=None)
         hello = before.hello.model_copy(update={"last": last})
@@ -98,7 +101,7 @@ class SiteAgent:
     def answer(self, envelope: bytes) -> bytes:
         """Answer an envelope, and write down in words what the answer tells."""
         if self.prepared is None:
-            raise MessageError("a request came before the plan")
+            raise MessageError("a request came before the invitation")
         with as_workers_do():
             reply = self.prepared.site.handle(envelope)
         request = header_of(envelope)
@@ -124,80 +127,88 @@ class SiteAgent:
         """Show the state of the connection."""
         self.say(text)
 
-    def _prepared(self, plan: Plan) -> Prepared:
+    def _prepared(self, invitation: Invitation) -> Prepared:
         """Read the recipe, the rows, the model and the stored state of a run."""
-        if plan.number >= len(plan.names):
+        if invitation.number >= len(invitation.names):
             raise SiteError(
-                f"the server calls this site number {plan.number} of {len(plan.names)}", "plan"
+                f"the server calls this site number {invitation.number} of {len(invitation.names)}",
+                "plan",
             )
-        recipe = self._recipe(plan)
+        recipe = self._recipe(invitation)
         check_run(setup_at_site(recipe, self.file), self.file)
-        store, state = self._stored(plan, recipe)
-        part = site_part(recipe, plan.names, plan.number, self.file, self._secret(), self.say)
+        store, state = self._stored(invitation, recipe)
+        part = site_part(
+            recipe, invitation.names, invitation.number, self.file, self._secret(), self.say
+        )
         with as_workers_do():
             try_training(part)
-        anew = self._begins_anew(plan, state)
-        site = self._site(plan, part, store)
+        anew = self._begins_anew(invitation, state)
+        site = self._site(invitation, part, store)
         if state is not None:
             site.restore(state)
         store.keep(site.state())  # so that the run is bound to this recipe from now on
         hello = Hello(
-            run=plan.run,
-            digest=plan.digest,
-            number=plan.number,
+            run=invitation.run,
+            digest=invitation.digest,
+            number=invitation.number,
             outlines=outlines(part.task),
             public_digest=part.task.public_digest,
             began_anew=anew,
         )
         for sentence in part.left_out:
             self.say(sentence)
-        audit_log.write(self.folder, f"run {plan.run}: takes part as number {plan.number}")
+        audit_log.write(
+            self.folder, f"run {invitation.run}: takes part as number {invitation.number}"
+        )
         return Prepared(site, part, hello)
 
-    def _stored(self, plan: Plan, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
+    def _stored(self, invitation: Invitation, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
         """Return the folder of a run's state, and the state, if this site has one of the run.
 
         If the state is lost, the ledger still says which rounds of which recipe were charged.
         """
         settings = digest_of_settings(recipe)
-        store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number, settings)
+        store = SiteStore(
+            self.folder / RUNS / invitation.run, invitation.run, invitation.number, settings
+        )
         state = store.load()
-        charged = Ledger(self.folder).charged(self.file.table.name, plan.run)
+        charged = Ledger(self.folder).charged(self.file.table.name, invitation.run)
         if charged is not None:
-            check_same_recipe(plan.run, charged, settings)
+            check_same_recipe(invitation.run, charged, settings)
             store.lost = charged.round if state is None else store.lost
         return store, state
 
-    def _recipe(self, plan: Plan) -> Recipe:
-        """Return the recipe of a plan, if the site's policy allows all that it names."""
-        recipe, places = recorded(plan.recipe), len(plan.names)
-        if (digest := digest_of_recipe(recipe)) != plan.digest:
-            text = f"the recipe's digest is {digest}; the server's is {plan.digest}"
+    def _recipe(self, invitation: Invitation) -> Recipe:
+        """Return the recipe of a invitation, if the site's policy allows all that it names."""
+        recipe, places = recorded(invitation.recipe), len(invitation.names)
+        if (digest := digest_of_recipe(recipe)) != invitation.digest:
+            text = f"the recipe's digest is {digest}; the server's is {invitation.digest}"
             raise SiteError(text, "plan")
         check_names(recipe, self.file)
         check_approved(recipe, self.file)
         count = 0 if recipe.left_open else recipe.clients.num_clients
         if count > places:  # a huge number would fill the memory
             raise SiteError(
-                f"the recipe has clients.num_clients = {count}, and the plan names {places} sites",
+                f"the recipe has clients.num_clients = {count}, and the invitation names {places} "
+                "sites",
                 "plan",
             )
         return recipe
 
-    def _begins_anew(self, plan: Plan, state: SiteState | None) -> bool:
+    def _begins_anew(self, invitation: Invitation, state: SiteState | None) -> bool:
         """Return whether the site begins anew although it answered before; refuse if it may not."""
         newest: StageKey | None = None if state is None else max(state.answered, default=None)
-        if plan.last is None or (newest is not None and newest >= plan.last):
+        if invitation.last is None or (newest is not None and newest >= invitation.last):
             return False
-        lost = f"this site answered round {plan.last[0]}, and its state in {self.folder} is "
+        lost = f"this site answered round {invitation.last[0]}, and its state in {self.folder} is "
         lost += "missing" if newest is None else f"of round {newest[0]}"
-        if plan.state_lost == "refuse":
+        if invitation.state_lost == "refuse":
             raise SiteError(f"{lost}: put it back from a copy (federation.state_lost = 'refuse')")
-        audit_log.write(self.folder, f"run {plan.run}: {lost}: it begins anew")
+        audit_log.write(self.folder, f"run {invitation.run}: {lost}: it begins anew")
         self.say(f"{lost}: it begins anew")
         return True
 
-    def _site(self, plan: Plan, part: SitePart, store: SiteStore) -> Site:
+    def _site(self, invitation: Invitation, part: SitePart, store: SiteStore) -> Site:
         data, digest = part.data, digest_of(part.data)
         name = self.file.table.name
         account = Ledger(self.folder).account(name, digest)
@@ -207,14 +218,14 @@ class SiteAgent:
                 "opened: the same budget goes on (fedgist site --new-data opens a new one)"
             )
         policy = ReleasePolicy(
-            self.file, plan.run, store.recipe, name, digest, part.side.spending, store.lost
+            self.file, invitation.run, store.recipe, name, digest, part.side.spending, store.lost
         )
         return Site(
             part.side.method,
             part.task,
             part.population,
             part.settings,
-            run=plan.run,
+            run=invitation.run,
             rounds_kept=ROUNDS_KEPT,
             keep=store.keep,
             consent=policy,

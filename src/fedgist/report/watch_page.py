@@ -16,14 +16,14 @@ from importlib import metadata
 from pathlib import Path
 
 from fedgist.errors import ReportError, first_line
+from fedgist.federation.status import (
+    SITE_STATES,
+    FederationStatus,
+    SiteStatus,
+    read_status,
+)
 from fedgist.methods.common.method_looks import INK
 from fedgist.report import watch
-from fedgist.report.federation_state import (
-    SITE_STATES,
-    FederationState,
-    SiteState,
-    read_federation,
-)
 from fedgist.report.formatting import MINUTE, Sheet, bytes_text, duration, score_text
 from fedgist.report.html_templates import part, template
 from fedgist.report.mean_counts import who_is_missing
@@ -165,7 +165,7 @@ def _key(folder: Path) -> str:
 def _without_run(folder: Path, error: ReportError, now: float) -> RunView:
     is_file = folder.exists() and not folder.is_dir()
     text = str(error) if is_file else f"no run yet in {folder}"
-    state = None if is_file else read_federation(folder)
+    state = None if is_file else read_status(folder)
     federation = None if state is None else federation_view(state, now)
     return RunView(_key(folder), str(folder), text, WAITING, WAITING, federation=federation)
 
@@ -175,7 +175,7 @@ def view_of(run: FinishedRun, now: float) -> RunView:
     state = watch.state(run, now)
     kind = state if state in {watch.RUNNING, *OVER} else SILENT
     events = _events(run.rounds[-RECENT:])
-    federation = read_federation(run.folder)
+    federation = read_status(run.folder)
     return RunView(
         key=_key(run.folder),
         name=str(run.folder),
@@ -305,7 +305,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def federation_view(
-    federation: FederationState, now: float, *, over: bool = False
+    federation: FederationStatus, now: float, *, over: bool = False
 ) -> FederationView:
     """Return a federation as texts; ``over`` is whether its run has ended."""
     age = None if federation.written is None else max(0.0, now - federation.written)
@@ -330,13 +330,13 @@ def federation_view(
     )
 
 
-def _sites(sites: Sequence[SiteState], now: float) -> Sheet:
+def _sites(sites: Sequence[SiteStatus], now: float) -> Sheet:
     columns = ("site", "state", "for", "last round", "sent", "received", "refusals", "version")
     rows = tuple(_site(site, place, now) for place, site in enumerate(sites))
     return Sheet("Sites", (*columns, "note"), rows).filled()
 
 
-def _site(site: SiteState, place: int, now: float) -> tuple[str, ...]:
+def _site(site: SiteStatus, place: int, now: float) -> tuple[str, ...]:
     number = place if site.number is None else site.number
     return (
         site.name or f"site {number}",

@@ -62,7 +62,7 @@ class Latest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The answer to a request."""
 
     status: HTTPStatus
@@ -71,7 +71,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Site:
+class ServedPages:
     """What is served: the pages below a token, on a port."""
 
     token: str
@@ -84,23 +84,23 @@ class Site:
         """The page's address, with its token."""
         return f"http://{ADDRESS}:{self.port}/{self.token}/"
 
-    def answer(self, method: str, hosts: list[str], path: str) -> Answer:
+    def answer(self, method: str, hosts: list[str], path: str) -> Response:
         """Return the answer to a request with these Host headers."""
         if [host.lower() for host in hosts] not in [[f"{n}:{self.port}"] for n in HOST_NAMES]:
-            return Answer(HTTPStatus.FORBIDDEN, "this server has another name\n")
+            return Response(HTTPStatus.FORBIDDEN, "this server has another name\n")
         token, rest = path[1 : 1 + len(self.token)], path[1 + len(self.token) :]
         # in constant time: the time of an answer must not tell how much of a guess is right
         right = secrets.compare_digest(token.encode(), self.token.encode())
         if not right or not path.startswith("/") or rest not in {*PAGE, STATE}:
-            return Answer(HTTPStatus.NOT_FOUND, "there is nothing here\n")
+            return Response(HTTPStatus.NOT_FOUND, "there is nothing here\n")
         if method not in METHODS:
-            return Answer(NOT_ALLOWED, "only GET and HEAD are allowed\n")
+            return Response(NOT_ALLOWED, "only GET and HEAD are allowed\n")
         try:
             state = self.read()
         except OSError:  # a run was moved or deleted meanwhile; the next refresh reads the rest
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "the runs cannot be read now\n")
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE, "the runs cannot be read now\n")
         text = fragment(state) if rest == STATE else page(state, self.every)
-        return Answer(HTTPStatus.OK, text, "text/html")
+        return Response(HTTPStatus.OK, text, "text/html")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout: ClassVar[float] = SLOWEST_S
 
     def __init__(
-        self, site: Site, request: socket.socket, client: tuple[str, int], server: BaseServer
+        self, site: ServedPages, request: socket.socket, client: tuple[str, int], server: BaseServer
     ) -> None:
         self.site = site
         super().__init__(request, client, server)
@@ -120,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def answer(self) -> None:
-        """Answer a request of any method."""
+        """Response a request of any method."""
         hosts = self.headers.get_all("Host", [])
         self._send(self.site.answer(self.command, hosts, self.path))
 
@@ -131,10 +131,10 @@ class Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that is no HTTP, or has an unknown method, without repeating it."""
+        """Response a request that is no HTTP, or has an unknown method, without repeating it."""
         del message, explain
         self.close_connection = True
-        self._send(Answer(HTTPStatus(code), "this request cannot be answered\n"))
+        self._send(Response(HTTPStatus(code), "this request cannot be answered\n"))
 
     def version_string(self) -> str:
         """Return the server's name, without the versions that make an attack easier."""
@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         """Log nothing: the paths contain the token."""
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Response) -> None:
         content = answer.content.encode()
         self.send_response(answer.status)
         headers = {
@@ -161,7 +161,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def opened(read: Read, every: float, port: int = 0) -> Iterator[tuple[ThreadingHTTPServer, Site]]:
+def opened(
+    read: Read, every: float, port: int = 0
+) -> Iterator[tuple[ThreadingHTTPServer, ServedPages]]:
     """Open the port, by default a free one, and yield the server and its site.
 
     The server answers requests while its ``serve_forever`` runs.
@@ -173,6 +175,6 @@ def opened(read: Read, every: float, port: int = 0) -> Iterator[tuple[ThreadingH
         raise InputError(text) from error
     with server:
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        site = Site(token, server.server_port, Latest(read, every / 2), every)
+        site = ServedPages(token, server.server_port, Latest(read, every / 2), every)
         server.RequestHandlerClass = functools.partial(Handler, site)
         yield server, site

@@ -25,7 +25,7 @@ from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.digests import of_arrays, of_text
 from fedgist.runs.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
 from fedgist.runs.run_directory import remove_parts
-from fedgist.runs.sealing import HEADER_KEY, SEAL, WHOLE, sealed
+from fedgist.runs.seals import HEADER_KEY, SEAL, WHOLE, sealed
 from fedgist.runs.state_parts import Parts
 
 PARTS, BEST_PARTS = "parts", "best_parts"  # files of the clients' state, by name

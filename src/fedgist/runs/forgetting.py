@@ -15,7 +15,7 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.last_download import DOWNLOADS
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.runs.run_directory import locked
 from fedgist.runs.runner import load_run
 from fedgist.world.data import client_number
@@ -50,7 +50,7 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
     return number
 
 
-def _without(federation: Federation, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
+def _without(federation: ServerRun, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
     """Return a state without the client's messages, and whether the server kept any of them."""
     federation.restore(replace(state, best=None))
     engine = federation.engine  # what arrives late would be kept again

@@ -238,6 +238,11 @@ def features_of(number: int | str) -> str:
     return FEATURES.replace(".", f"-{number}.")
 
 
+def features_in(folder: Path) -> list[str]:
+    """Return the names of the files of saved features in a folder."""
+    return sorted(p.name for pattern in (FEATURES, features_of("*")) for p in folder.glob(pattern))
+
+
 def totals(rounds: Iterable[Line]) -> dict[str, int]:
     """Return the payload bytes sent up, down and both ways in all rounds."""
     lines = list(rounds)

@@ -26,10 +26,9 @@ from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.recipe.reading import Recipe, defaults, flat
 from fedgist.runs.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.digests import of_all_rows, of_arrays, of_text
-from fedgist.runs.record import FEATURES
+from fedgist.runs.record import FEATURES, features_in
 from fedgist.runs.round import context, start_server
-from fedgist.runs.run_seals import MENDING, seal_of
-from fedgist.runs.sealing import features_in, of_file
+from fedgist.runs.seals import MENDING, of_file, seal_of
 from fedgist.runs.versions import Computed
 from fedgist.world.server_context import ServerContext
 from fedgist.world.server_sets import PartialTestSet

@@ -68,7 +68,7 @@ class Observer:
 
 
 @dataclass
-class Federation:
+class ServerRun:
     """A run at its server: its context, the engine that reaches the clients, and its state.
 
     ``best`` is the state after the best round so far, if the run keeps that round's models. With
@@ -88,7 +88,7 @@ class Federation:
     releases: Releases | None = None
     edges: list[Line] = field(default_factory=list)
     under_way: PartialRound | None = None
-    probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None
+    probe: Callable[[ServerRun], tuple[Line, list[Line]]] | None = None
     last_downloads: Mapping[str, Tree] | None = None
     parts_folder: Path | None = None
 

@@ -38,6 +38,7 @@ from fedgist.runs.record import (
     STATE,
     Line,
     Record,
+    features_in,
     read_lines,
     summary,
     to_json,
@@ -45,10 +46,10 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.releases import Releases, read_releases
 from fedgist.runs.resuming import binding_of, check_binding, check_features, of_server
-from fedgist.runs.round import Federation, Observer, start_server
+from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.round_record import PausedError
 from fedgist.runs.run_directory import PARTICIPANTS
-from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
+from fedgist.runs.seals import DIGESTS, of_files, sealed
 from fedgist.runs.versions import versions
 from fedgist.world.server_context import ServerContext
 
@@ -85,10 +86,10 @@ def run_server(
     observer: Observer,
     *,
     state: Tree = None,
-    probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None,
-    save_features: Callable[[Federation, int | None], None] = lambda _, __: None,
+    probe: Callable[[ServerRun], tuple[Line, list[Line]]] | None = None,
+    save_features: Callable[[ServerRun, int | None], None] = lambda _, __: None,
     stop: threading.Event | None = None,
-) -> tuple[Federation, Record, dict[str, Any]]:
+) -> tuple[ServerRun, Record, dict[str, Any]]:
     """Do the remaining rounds; return the federation, its record, and the run's result.
 
     Parameters
@@ -111,7 +112,7 @@ def run_server(
         releases = _releases(side, place)  # before later lines are cut off
         record = _open_record(side, place, binding)
         state = start_server(side) if state is None else state
-        federation = Federation(side, engine, state, releases=releases, probe=probe)
+        federation = ServerRun(side, engine, state, releases=releases, probe=probe)
         costs = _begin(federation, place)
         observer.began(side, str(place.folder or ""), federation.round)
         notes = [*place.notes, *start_notes(side), *costs]
@@ -148,7 +149,7 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
     return Releases(place.folder, again=before + 1 + later)
 
 
-def _begin(federation: Federation, place: Place) -> list[str]:
+def _begin(federation: ServerRun, place: Place) -> list[str]:
     """Start the engine with the saved state, if any; return notes on what checkpoints will cost."""
     engine, notes = federation.engine, []
     if place.folder and isinstance(engine, SpreadSimulation) and engine.state_bytes:
@@ -169,7 +170,7 @@ def _begin(federation: Federation, place: Place) -> list[str]:
     return notes
 
 
-def _spent_budget_notes(federation: Federation) -> list[str]:
+def _spent_budget_notes(federation: ServerRun) -> list[str]:
     """Return a note if the run ends early because its privacy budget is spent."""
     planned, done = federation.task.training.num_rounds, federation.round
     if done == planned or not federation.is_spent:
@@ -240,11 +241,11 @@ def _files(folder: Path, record: Record) -> dict[str, str]:
 
 
 def _do_rounds(
-    federation: Federation,
+    federation: ServerRun,
     record: Record,
     observer: Observer,
     binding: Binding,
-    save_features: Callable[[Federation, int | None], None],
+    save_features: Callable[[ServerRun, int | None], None],
     stop: threading.Event,
 ) -> None:
     """Do the rounds; raise Stopped after a signal, or an exception that the observer raised."""
@@ -269,11 +270,11 @@ class _Rounds:
     ``problems`` holds exceptions of the observer. They are raised after the round is saved.
     """
 
-    federation: Federation
+    federation: ServerRun
     record: Record
     observer: Observer
     binding: Binding
-    save_features: Callable[[Federation, int | None], None]
+    save_features: Callable[[ServerRun, int | None], None]
     asked_to_stop: Callable[[], bool]
     problems: list[Exception] = field(default_factory=list)
     saved: float = field(default_factory=time.monotonic)
@@ -354,7 +355,7 @@ def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
         observer.note(note)
 
 
-def _end_notes(federation: Federation, record: Record, observer: Observer) -> list[str]:
+def _end_notes(federation: ServerRun, record: Record, observer: Observer) -> list[str]:
     """Return the notes on how the run ended, and show them."""
     lines = record.rounds
     problems = [*_emptiness_notes(federation.side, lines), *_spent_budget_notes(federation)]

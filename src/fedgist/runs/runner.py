@@ -30,7 +30,7 @@ from fedgist.runs.record import (
     to_json,
 )
 from fedgist.runs.resuming import ALL_BYTES, TEST_SETS, check_binding, is_sampled, of_world
-from fedgist.runs.round import Federation, Observer
+from fedgist.runs.round import Observer, ServerRun
 from fedgist.runs.run_directory import check_entry, clear, locked, naming_folder
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
@@ -51,7 +51,7 @@ class Outcome:
     clients: list[Line]
     summary: dict[str, Any]
     folder: Path | None
-    federation: Federation = field(repr=False)
+    federation: ServerRun = field(repr=False)
     world: World = field(repr=False)
 
 
@@ -114,7 +114,7 @@ def _as_begun(recipe: Recipe, folder: Path) -> Recipe:
     return recipe.changed(kept)
 
 
-def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, World]:
+def load_run(folder: Path, given: Overrides | None = None) -> tuple[ServerRun, World]:
     """Return the federation of a run directory in its checkpoint's state, and its world.
 
     On a machine without a GPU, a run that was trained on a GPU is loaded on the CPU.
@@ -142,7 +142,7 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
         raising=False,
     )
     kept = load_downloads(folder)
-    federation = Federation(world.server, engine, server, last_downloads=kept)
+    federation = ServerRun(world.server, engine, server, last_downloads=kept)
     federation.restore(saved.best or saved)
     return federation, world
 
@@ -162,7 +162,7 @@ def _run(
     files = {PARTITION: to_json(_split_of(world)) + "\n"}
     settings = setup.evaluate
 
-    def save_features(federation: Federation, number: int | None) -> None:
+    def save_features(federation: ServerRun, number: int | None) -> None:
         if not place.folder:
             return
         if number is None and settings.save_features:

@@ -22,7 +22,7 @@ from fedgist.recipe.reading import read
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.record import RECIPE, STATE, Line, read_result
 from fedgist.runs.round import Observer
-from fedgist.runs.sealing import header_of
+from fedgist.runs.seals import header_of
 from fedgist.runs.versions import goes_on, is_current
 from fedgist.studies.job import Event, Job, Running
 from fedgist.world.server_context import ServerContext

@@ -19,7 +19,7 @@ from fedgist.runs.record import (
     read_lines,
     read_result,
 )
-from fedgist.runs.run_seals import seal_of
+from fedgist.runs.seals import seal_of
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import ENDS, Event, Job, Listener, Places, Running, difference
 from fedgist.studies.job_process import OnThisMachine, is_stale

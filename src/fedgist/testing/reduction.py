@@ -10,7 +10,7 @@ from torch import Tensor
 from fedgist.core.method import Method, Order
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.errors import MethodError
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.testing.laws import LawError
 from fedgist.testing.small_nets import NORMED
 from fedgist.testing.small_worlds import ALONE, PAIRS, federation, law_world, nets
@@ -76,7 +76,7 @@ def _trained(method: Method, model: Mapping[str, object] | None, plan: Plan) -> 
     return nets_of_clients
 
 
-def _begun(fed: Federation, number: int) -> dict[str, Tensor]:
+def _begun(fed: ServerRun, number: int) -> dict[str, Tensor]:
     engine, method = fed.engine, fed.method
     assert isinstance(engine, LocalEngine)  # for the type checker
     ctx = fed.context(method.stages(fed.context("", number))[0], number)

@@ -24,7 +24,7 @@ from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.evaluation import check_evaluation
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.record import Line
-from fedgist.runs.round import Federation, start_server
+from fedgist.runs.round import ServerRun, start_server
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
 
@@ -191,9 +191,9 @@ def federation(
     small_world: World,
     plan: Plan = PAIRS,
     make_engine: Callable[[World, Plan], Engine] = local_engine,
-) -> Federation:
+) -> ServerRun:
     """Return a federation before its first round."""
-    return Federation(
+    return ServerRun(
         small_world.server, make_engine(small_world, plan), start_server(small_world.server)
     )
 
@@ -247,7 +247,7 @@ def trace(
         fed.engine.close()
 
 
-def state_of(fed: Federation) -> dict[str, Tensor]:
+def state_of(fed: ServerRun) -> dict[str, Tensor]:
     """Return a copy of the arrays of a checkpoint, by name."""
     return fed.checkpoint().copied().arrays()
 

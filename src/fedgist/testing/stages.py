@@ -16,7 +16,7 @@ from fedgist.core.tree import Tree, take
 from fedgist.engines.engine import Answer, Engine, Simulation
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.message_form import upload_form
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.training import inference, local_training
 
 ROUNDS = (0, 1, 2)  # before training, the first round, and a later round
@@ -26,7 +26,7 @@ ROUNDS = (0, 1, 2)  # before training, the first round, and a later round
 class Stage:
     """A stage with clients: ``server`` and ``own`` are the states before it."""
 
-    fed: Federation
+    fed: ServerRun
     ctx: Context
     orders: Sequence[Order]
     downs: Sequence[Tree]
@@ -82,7 +82,7 @@ def _hosts_clients(engine: Engine) -> Simulation:
     return engine
 
 
-def stages(fed: Federation, rounds: Sequence[int] = ROUNDS) -> Iterator[Stage]:
+def stages(fed: ServerRun, rounds: Sequence[int] = ROUNDS) -> Iterator[Stage]:
     """Yield all stages of these rounds with clients; each has run when the next is yielded."""
     method = fed.method
     for number in rounds:

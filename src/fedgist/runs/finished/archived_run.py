@@ -38,7 +38,7 @@ from fedgist.runs.columns import (
 from fedgist.runs.file_checks import fault_of_recipe, fault_of_result, fault_of_round
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line, read_bytes_or_empty
-from fedgist.runs.run_seals import SEALED
+from fedgist.runs.seals import SEALED
 
 KIND, VERSION = "fedgist_run", 2
 TOTAL_S = "time/total_s"

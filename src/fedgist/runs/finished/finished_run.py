@@ -32,7 +32,7 @@ from fedgist.runs.record import (
     read_table,
     read_usable_lines,
 )
-from fedgist.runs.run_seals import SEALED, Seal
+from fedgist.runs.seals import SEALED, Seal
 from fedgist.runs.versions import Computed
 
 OLD = "of an earlier version"

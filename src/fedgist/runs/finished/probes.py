@@ -36,7 +36,7 @@ from fedgist.runs.columns import (
 from fedgist.runs.evaluation import MOST_ROWS
 from fedgist.runs.finished.trained_models import client_nets, server_nets
 from fedgist.runs.record import Line
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.world.objective_choice import clients_with_too_few_rows
 from fedgist.world.world import World
 
@@ -102,9 +102,7 @@ PROBES: Mapping[str, Callable[[Encoded, int], float]] = MappingProxyType(
 )
 
 
-def probe_of(
-    world: World, engine: Engine
-) -> Callable[[Federation], tuple[Line, list[Line]]] | None:
+def probe_of(world: World, engine: Engine) -> Callable[[ServerRun], tuple[Line, list[Line]]] | None:
     """Return the function that probes models during a run, if its recipe asks for it."""
     settings = world.server.setup.evaluate
     if settings.probe == "none":
@@ -118,9 +116,7 @@ def probe_of(
     return functools.partial(evaluated, world, kinds)
 
 
-def evaluated(
-    world: World, kinds: Sequence[str], federation: Federation
-) -> tuple[Line, list[Line]]:
+def evaluated(world: World, kinds: Sequence[str], federation: ServerRun) -> tuple[Line, list[Line]]:
     """Return the results of probes: columns of the round's line, and lines of clients.
 
     The first of ``kinds`` is called ``probe``, others ``probe_sgd`` and so on. Clients' models are
@@ -181,7 +177,7 @@ def check_probes(world: World) -> None:
 
 
 def probed(
-    federation: Federation,
+    federation: ServerRun,
     world: World,
     clients: Sequence[int],
     kinds: Sequence[str],

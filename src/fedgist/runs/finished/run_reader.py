@@ -27,7 +27,7 @@ from fedgist.runs.record import (
     read_table,
     read_usable_lines,
 )
-from fedgist.runs.run_seals import Seal, seal_of
+from fedgist.runs.seals import Seal, seal_of
 
 DEEPEST = 4  # depth of the search for runs below a folder: seeds, sweeps, tables
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from fedgist.core.tree import map_leaves
 from fedgist.runs import atomic_files as files
 from fedgist.runs.finished.trained_models import client_nets
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.world.world import World
 
 IN_A_PLANE = 2  # numbers of features that can be drawn as they are
 
 
-def save(federation: Federation, world: World, path: Path) -> None:
+def save(federation: ServerRun, world: World, path: Path) -> None:
     """Write the features of some test rows of each client, with client and class, as they are now.
 
     ``evaluate.save_features`` says how many rows of each client there are at most.

@@ -25,7 +25,7 @@ from fedgist.data.sources.text_rows import encoded_texts, prompts
 from fedgist.data.usual_values import with_measured_ranges, with_stated_ranges
 from fedgist.engines.engine import EVALUATE, Simulation
 from fedgist.errors import RecipeError, listed
-from fedgist.runs.round import Federation
+from fedgist.runs.round import ServerRun
 from fedgist.world.data import client_number, data_of_client
 from fedgist.world.world import World
 
@@ -203,7 +203,7 @@ def sayable(probabilities: Tensor) -> Tensor:
     return probabilities.index_fill(1, torch.tensor([PADDING, BEGIN, UNKNOWN]), 0.0)
 
 
-def trained_model(federation: Federation, world: World, who: int | str) -> ClientModel:
+def trained_model(federation: ServerRun, world: World, who: int | str) -> ClientModel:
     """Return the model of a client, or of the server.
 
     ``who`` is a client's number, or a text: a client's name or number, or ``"server/NAME"``.
@@ -219,7 +219,7 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
     return ClientModel(None, net, Nothing(), Nothing(), ctx, _with_ranges(world, world.data))
 
 
-def server_net(federation: Federation, world: World, who: int | str) -> Net | None:
+def server_net(federation: ServerRun, world: World, who: int | str) -> Net | None:
     """Return the server's model with the name ``"server/NAME"``, or None for a client's name."""
     name = str(who)
     if not name.startswith(SERVER) or name in world.partition.names:
@@ -231,13 +231,13 @@ def server_net(federation: Federation, world: World, who: int | str) -> Net | No
     return models[name]
 
 
-def server_nets(federation: Federation) -> dict[str, Net]:
+def server_nets(federation: ServerRun) -> dict[str, Net]:
     """Return the server's own models, on the CPU, by ``"server/NAME"``."""
     models = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
     return {f"{SERVER}{n}": map_leaves(lambda leaf: leaf.cpu(), net) for n, net in models.items()}
 
 
-def client_model(federation: Federation, world: World, client: int | str) -> ClientModel:
+def client_model(federation: ServerRun, world: World, client: int | str) -> ClientModel:
     """Return the model that a client holds after the last aggregation and its next download.
 
     ``client`` is its number, or a text: its name, or its number.
@@ -273,7 +273,7 @@ def _with_ranges(world: World, data: Dataset) -> Dataset:
     return replace(data, columns=columns)
 
 
-def client_nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]:
+def client_nets(federation: ServerRun, clients: Sequence[int]) -> Iterator[Net]:
     """Yield the model that each client holds after the last round, on the CPU."""
     engine = simulation(federation)
     orders, downs, ctx = federation.downloads(federation.round)
@@ -283,7 +283,7 @@ def client_nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]
         yield map_leaves(lambda leaf: leaf.cpu(), held).net
 
 
-def simulation(federation: Federation) -> Simulation:
+def simulation(federation: ServerRun) -> Simulation:
     """Return the federation's engine, if it simulates the clients."""
     if not isinstance(federation.engine, Simulation):
         raise RecipeError(

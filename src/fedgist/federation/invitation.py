@@ -1,4 +1,4 @@
-"""The two notes that are exchanged before a site is ready: the server's plan, the site's hello."""
+"""The two notes before a site is ready: the server's invitation to a run, and the site's hello."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Greeting(_Note):
     versions: Versions
 
 
-class Plan(_Note):
+class Invitation(_Note):
     """What a server tells a site before anything else.
 
     ``recipe`` is TOML without how the work is done, and ``digest`` its digest. ``number`` is the
@@ -129,15 +129,17 @@ def check_versions(own: Versions, other: Versions) -> None:
             raise FederationError(f"the server has {name} {ours}, and the site has {theirs}")
 
 
-def check_hello(plan: Plan, hello: Hello, outlined: Mapping[str, Outlined], public: int) -> None:
+def check_hello(
+    invitation: Invitation, hello: Hello, outlined: Mapping[str, Outlined], public: int
+) -> None:
     """Raise FederationError, with both values, if a site prepared for something else."""
     if hello.refused:
         about = f"{hello.refused}: {hello.about}" if hello.about else hello.refused
         raise FederationError(f"the site does not take part: {about} (its log says why)")
     pairs: dict[str, tuple[object, object]] = {
-        "run": (plan.run, hello.run),
-        "recipe digest": (plan.digest, hello.digest),
-        "number": (plan.number, hello.number),
+        "run": (invitation.run, hello.run),
+        "recipe digest": (invitation.digest, hello.digest),
+        "number": (invitation.number, hello.number),
         "digest of the public rows": (public, hello.public_digest),
     }
     for name, outline in hello.outlines.items():
@@ -145,11 +147,11 @@ def check_hello(plan: Plan, hello: Hello, outlined: Mapping[str, Outlined], publ
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise FederationError(f"{name}: the server has {ours}, and the site has {theirs}")
-    if plan.last is not None and (hello.last is None or hello.last < plan.last):
-        begins = hello.began_anew and plan.state_lost == "begin"
+    if invitation.last is not None and (hello.last is None or hello.last < invitation.last):
+        begins = hello.began_anew and invitation.state_lost == "begin"
         if not begins:
             raise FederationError(
-                f"the site lost its state: it answered round {plan.last[0]}, and remembers "
+                f"the site lost its state: it answered round {invitation.last[0]}, and remembers "
                 f"{'nothing' if hello.last is None else f'round {hello.last[0]}'} "
                 "(federation.state_lost)"
             )
