@@ -158,7 +158,8 @@ def _row(place: Path, paper: PaperSection, metric: str) -> Row | None:
         return None
     goal = None if paper.target_accuracy is None or metric else paper.target_accuracy / 100
     runs = run_reader.find([place])
-    runs = [run for run in runs if is_current(run.name, run.result)] or runs  # never mixed
+    new = [run for run in runs if not run.usable or is_current(run.name, run.result)]
+    runs = new if any(run.usable for run in new) else runs  # those of two versions never mix
     study = comparison.study(runs, metric=metric or None, target_accuracy=goal)
     row, *others = study.rows
     broken = [run.problems for run in row.runs if run.problems or not run.finished]

@@ -30,7 +30,6 @@ from fedgist.core.message import (
 )
 from fedgist.core.tree import build, named, tree
 from fedgist.errors import MessageError
-from fedgist.methods.common.averaging import Weighted
 
 ITEM_BYTES = {torch.uint8: 1, torch.bool: 1, torch.int64: 8, torch.float16: 2, torch.float32: 4}
 NUMPY = {"U8": np.uint8, "BOOL": np.bool_, "I64": np.int64, "F16": np.float16, "F32": np.float32}
@@ -273,12 +272,6 @@ def test_a_type_is_found_by_its_registered_name_alone() -> None:
     for name in ("os:system", "fedgist.core.message:Form", ""):
         with pytest.raises(MessageError, match="unknown message type"):
             registered(name)
-
-
-def test_a_type_that_moved_keeps_its_name_in_messages_and_files() -> None:
-    assert Weighted.__module__ == "fedgist.methods.common.averaging"
-    assert type_name(Weighted) == "fedgist.core.averaging:Weighted"
-    assert registered("fedgist.core.averaging:Weighted") is Weighted
 
 
 def test_an_array_with_an_empty_key_is_no_message() -> None:

@@ -16,12 +16,14 @@ import fedgist
 import results_circle
 import results_features
 from fedgist.cli.recipe_files import find_recipe
+from fedgist.methods import METHODS
 from fedgist.recipe.reading import make as make_recipe
 from fedgist.recipe.reading import read
 from fedgist.report.formatting import Sheet
 from fedgist.runs.finished.archived_run import to_csv
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FEATURES
+from fedgist.runs.versions import ARITHMETIC
 from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
 from results_page import COPIES, DATA, DOCS, claims, make, section, tables_of, with_tables
 from results_pictures import digest, pictures, write
@@ -106,7 +108,8 @@ def archived(
         }
         for number, value in enumerate(accuracies, 1)
     ]
-    result = {"rounds": len(rounds), "time/total_s": 30.0}
+    versions = {"method": METHODS[method].version, "arithmetic": ARITHMETIC}
+    result = {"rounds": len(rounds), "versions": versions, "time/total_s": 30.0}
     run = FinishedRun(folder, recipe, rounds, result, {})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"seed-{seed}.csv").write_text(to_csv(run), "utf-8")
