@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.engines.envelope import Enclosed, Packed, digest, header_of, seal
-from fedgist.federation.frames import Note
-from fedgist.federation.grpc_site import Connection
-from fedgist.federation.kits import read_kit
+from fedgist.federation.keys.kits import read_kit
+from fedgist.federation.network.frames import Note
+from fedgist.federation.network.grpc_site import Connection
 
 LARGEST = 1 << 30
 FROM_PLAN = ("run", "digest", "number")

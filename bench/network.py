@@ -34,15 +34,15 @@ from fedgist.data.partition import partition
 from fedgist.data.sources.digits import digits
 from fedgist.engines.envelope import Header, Packed, in_parts, unseal
 from fedgist.engines.message_form import upload_form
-from fedgist.federation import provision
-from fedgist.federation.certificates import Identity
-from fedgist.federation.federation_server import serve
-from fedgist.federation.frames import Note
-from fedgist.federation.grpc_server import GrpcServer
-from fedgist.federation.invitation import outlines
-from fedgist.federation.kits import Kit, read_kit
-from fedgist.federation.server_setup import server_context
-from fedgist.federation.site_wire import SiteWire
+from fedgist.federation.agreement.server_setup import server_context
+from fedgist.federation.keys import provision
+from fedgist.federation.keys.certificates import Identity
+from fedgist.federation.keys.kits import Kit, read_kit
+from fedgist.federation.network.frames import Note
+from fedgist.federation.network.grpc_server import GrpcServer
+from fedgist.federation.network.invitation import outlines
+from fedgist.federation.network.wire import SiteWire
+from fedgist.federation.server.serving import serve
 from fedgist.methods.common.averaging import Weights
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make

@@ -27,10 +27,12 @@ from fedgist.core.tree import Tree
 from fedgist.engines.envelope import Header, header_of, seal, unseal
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.remote_engine import Patience, RemoteEngine
-from fedgist.federation import certificates, provision
-from fedgist.federation.certificates import Role, sign
-from fedgist.federation.federation_server import RosterFile, SiteDesk
-from fedgist.federation.frames import (
+from fedgist.federation.agreement.server_setup import server_context
+from fedgist.federation.keys import certificates, provision
+from fedgist.federation.keys.certificates import Role, sign
+from fedgist.federation.keys.kits import Kit, read_kit
+from fedgist.federation.keys.roster import ROSTER
+from fedgist.federation.network.frames import (
     BEGIN,
     TO_SERVER,
     Assembly,
@@ -41,17 +43,15 @@ from fedgist.federation.frames import (
     read_note,
     signed_bytes,
 )
-from fedgist.federation.grpc_options import OPTIONS, SERVICE, STREAM, method_name
-from fedgist.federation.grpc_server import GrpcServer
-from fedgist.federation.grpc_site import credentials
-from fedgist.federation.invitation import Greeting, Versions, outlines
-from fedgist.federation.kits import Kit, read_kit
-from fedgist.federation.roster import ROSTER
-from fedgist.federation.run_state import RunStateFile
-from fedgist.federation.server_setup import server_context
-from fedgist.federation.site_wire import SiteWire
-from fedgist.federation.sites_engine import SitesEngine
-from fedgist.federation.status import SiteStatus, StatusBoard
+from fedgist.federation.network.grpc_options import OPTIONS, SERVICE, STREAM, method_name
+from fedgist.federation.network.grpc_server import GrpcServer
+from fedgist.federation.network.grpc_site import credentials
+from fedgist.federation.network.invitation import Greeting, Versions, outlines
+from fedgist.federation.network.wire import SiteWire
+from fedgist.federation.server.engine import SitesEngine
+from fedgist.federation.server.run_state import RunStateFile
+from fedgist.federation.server.serving import RosterFile, SiteDesk
+from fedgist.federation.server.status import SiteStatus, StatusBoard
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import ServerRun, start_server
 from three_sites import NAMES, parsed, recipe

@@ -7,9 +7,9 @@ from typing import Any
 
 from fedgist.core.method import Order
 from fedgist.engines.envelope import Header, seal
-from fedgist.federation.invitation import Invitation, digest_of_recipe, recipe_text
-from fedgist.federation.server_setup import server_context
-from fedgist.federation.site_file import SiteFile, SiteTable
+from fedgist.federation.agreement.server_setup import server_context
+from fedgist.federation.network.invitation import Invitation, digest_of_recipe, recipe_text
+from fedgist.federation.site.file import SiteFile, SiteTable
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import context, start_server
 from fedgist.world.server_context import ServerContext

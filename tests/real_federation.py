@@ -17,7 +17,7 @@ import tomli_w
 
 import faulty_process as faulty
 from commands import Command, wait_until
-from fedgist.federation import provision
+from fedgist.federation.keys import provision
 from three_sites import NAMES, write_rows
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from fedgist.federation import provision
-from fedgist.federation.federation_server import serve
-from fedgist.federation.frames import Note
-from fedgist.federation.grpc_site import Connection
-from fedgist.federation.kits import read_kit
-from fedgist.federation.site_agent import SiteAgent
-from fedgist.federation.site_file import read_site_file
+from fedgist.federation.keys import provision
+from fedgist.federation.keys.kits import read_kit
+from fedgist.federation.network.frames import Note
+from fedgist.federation.network.grpc_site import Connection
+from fedgist.federation.server.serving import serve
+from fedgist.federation.site.agent import SiteAgent
+from fedgist.federation.site.file import read_site_file
 from fedgist.runs.round import Observer
 from real_federation import free_port
 from three_sites import NAMES, parsed

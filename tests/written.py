@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgist.federation.status import STATUS
+from fedgist.federation.server.status import STATUS
 from fedgist.recipe.reading import make
 from fedgist.runs.checkpoint import Binding, Checkpoint, save
 from fedgist.runs.record import (

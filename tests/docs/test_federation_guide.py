@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from commands import Command, call, fedgist, wait_until
-from fedgist.federation.provision import read_federation
-from fedgist.federation.recipe_check import check_setup, check_stated
-from fedgist.federation.site_file import read_site_file
+from fedgist.federation.agreement.recipe_check import check_setup, check_stated
+from fedgist.federation.keys.provision import read_federation
+from fedgist.federation.site.file import read_site_file
 from fedgist.recipe.reading import make, read
 from fedgist.recipe.resolve import resolve
 from real_federation import free_port

@@ -9,7 +9,7 @@ import pytest
 
 from fedgist.core.tree import map_leaves
 from fedgist.engines.envelope import Header, seal, unseal
-from fedgist.federation.site_agent import SiteAgent
+from fedgist.federation.site.agent import SiteAgent
 from private_sites import ANY_SIZE, plan_of, request, side_of, site_file
 from three_sites import recipe, write_rows
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from commands import HANG_S, call
 from fedgist.errors import KitError
-from fedgist.federation import certificates
-from fedgist.federation.certificates import Role
+from fedgist.federation.keys import certificates
+from fedgist.federation.keys.certificates import Role
 
 HOST = "localhost"
 NOW = datetime(2030, 5, 17, 12, 30, tzinfo=UTC)

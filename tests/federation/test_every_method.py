@@ -10,8 +10,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from fedgist.errors import MethodError
-from fedgist.federation.run_state import RunStateFile
-from fedgist.federation.site_agent import MODELS
+from fedgist.federation.server.run_state import RunStateFile
+from fedgist.federation.site.agent import MODELS
 from fedgist.methods import METHODS
 from fedgist.runs.evaluation import score_rows
 from fedgist.runs.finished.trained_models import trained_model

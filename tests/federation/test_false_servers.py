@@ -14,9 +14,9 @@ import pytest
 
 from fedgist.engines.envelope import Header, seal
 from fedgist.errors import FedgistError, MessageError, OwnerError, SiteError
-from fedgist.federation import site_agent
-from fedgist.federation.certificates import Role, sign
-from fedgist.federation.frames import (
+from fedgist.federation.keys.certificates import Role, sign
+from fedgist.federation.keys.kits import Kit, read_kit
+from fedgist.federation.network.frames import (
     ID_BYTES,
     LARGEST_FRAME,
     NOTE,
@@ -30,11 +30,11 @@ from fedgist.federation.frames import (
     read_note,
     signed_bytes,
 )
-from fedgist.federation.grpc_site import Connection
-from fedgist.federation.invitation import digest_of_recipe, recipe_text
-from fedgist.federation.kits import Kit, read_kit
-from fedgist.federation.site_agent import SiteAgent
-from fedgist.federation.site_file import SiteFile, SiteTable
+from fedgist.federation.network.grpc_site import Connection
+from fedgist.federation.network.invitation import digest_of_recipe, recipe_text
+from fedgist.federation.site import agent as site_agent
+from fedgist.federation.site.agent import SiteAgent
+from fedgist.federation.site.file import SiteFile, SiteTable
 from fedgist.recipe.reading import recorded
 from fedgist.recipe.schema import EngineSection
 from intruders import HUNG_S, MODEL, Script, fake_server, issued, make_kits, site_kit

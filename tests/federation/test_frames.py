@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedgist.engines.envelope import Header, seal
 from fedgist.errors import MessageError
-from fedgist.federation.frames import (
+from fedgist.federation.network.frames import (
     BEGIN,
     ID_BYTES,
     LARGEST_NOTE,
@@ -30,7 +30,7 @@ from fedgist.federation.frames import (
     read_note,
     signed_bytes,
 )
-from fedgist.federation.invitation import Greeting, Hello, Invitation, Versions, parsed_note
+from fedgist.federation.network.invitation import Greeting, Hello, Invitation, Versions, parsed_note
 
 NUMBERS = st.integers() | st.floats()
 VALUES = st.recursive(

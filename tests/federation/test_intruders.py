@@ -22,9 +22,11 @@ from fedgist.core.tree import map_leaves
 from fedgist.engines.envelope import LONGEST_HEADER, MAGIC, header_of, seal, unseal
 from fedgist.engines.site import SLACK
 from fedgist.errors import FederationError
-from fedgist.federation import certificates, provision
-from fedgist.federation.certificates import serial_text
-from fedgist.federation.frames import (
+from fedgist.federation.keys import certificates, provision
+from fedgist.federation.keys.certificates import serial_text
+from fedgist.federation.keys.kits import Kit, read_kit
+from fedgist.federation.keys.roster import ROSTER, read_roster
+from fedgist.federation.network.frames import (
     ID_BYTES,
     NOTE,
     PIECE,
@@ -34,10 +36,8 @@ from fedgist.federation.frames import (
     pieces,
     signed_bytes,
 )
-from fedgist.federation.grpc_options import COMMANDS
-from fedgist.federation.grpc_site import command
-from fedgist.federation.kits import Kit, read_kit
-from fedgist.federation.roster import ROSTER, read_roster
+from fedgist.federation.network.grpc_options import COMMANDS
+from fedgist.federation.network.grpc_site import command
 from intruders import (
     ANY,
     MODEL,

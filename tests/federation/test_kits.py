@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.errors import KitError
-from fedgist.federation import certificates, provision
-from fedgist.federation.certificates import Identity, Role
-from fedgist.federation.kits import read_kit, split_address
-from fedgist.federation.roster import Roster, read_roster, write_roster
+from fedgist.federation.keys import certificates, provision
+from fedgist.federation.keys.certificates import Identity, Role
+from fedgist.federation.keys.kits import read_kit, split_address
+from fedgist.federation.keys.roster import Roster, read_roster, write_roster
 
 SEPSIS = """
 name = "sepsis"

@@ -21,9 +21,9 @@ import commands
 from commands import fedgist
 from fedgist.cli import main
 from fedgist.errors import KitError
-from fedgist.federation import certificates, provision
-from fedgist.federation.kits import read_kit
-from fedgist.federation.roster import read_roster
+from fedgist.federation.keys import certificates, provision
+from fedgist.federation.keys.kits import read_kit
+from fedgist.federation.keys.roster import read_roster
 from fedgist.runs import atomic_files
 
 pytestmark = pytest.mark.slow  # each command is a process

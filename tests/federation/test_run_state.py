@@ -15,14 +15,14 @@ import pytest
 from fedgist.engines.engine import Answer
 from fedgist.engines.remote_engine import Patience
 from fedgist.errors import CheckpointError, FederationError, Stopped
-from fedgist.federation.federation_server import RosterFile, SiteDesk
-from fedgist.federation.invitation import Greeting, Hello, Invitation, Versions, outlines
-from fedgist.federation.roster import ROSTER, Roster, write_roster
-from fedgist.federation.run_state import RunStateFile
-from fedgist.federation.server_setup import server_context
-from fedgist.federation.site_wire import SiteWire
-from fedgist.federation.sites_engine import SitesEngine
-from fedgist.federation.status import STATUS, SiteStatus, StatusBoard, read_status
+from fedgist.federation.agreement.server_setup import server_context
+from fedgist.federation.keys.roster import ROSTER, Roster, write_roster
+from fedgist.federation.network.invitation import Greeting, Hello, Invitation, Versions, outlines
+from fedgist.federation.network.wire import SiteWire
+from fedgist.federation.server.engine import SitesEngine
+from fedgist.federation.server.run_state import RunStateFile
+from fedgist.federation.server.serving import RosterFile, SiteDesk
+from fedgist.federation.server.status import STATUS, SiteStatus, StatusBoard, read_status
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import context

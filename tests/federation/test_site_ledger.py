@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedgist.errors import MessageError, SiteError
-from fedgist.federation import site_ledger
-from fedgist.federation.audit_log import AUDIT
-from fedgist.federation.site_ledger import LEDGER, BudgetError, Ledger, Limits, Spent
+from fedgist.federation.site import ledger as site_ledger
+from fedgist.federation.site.audit_log import AUDIT
+from fedgist.federation.site.ledger import LEDGER, BudgetError, Ledger, Limits, Spent
 from fedgist.runs import atomic_files
 
 LIMITS = Limits(5.0, 1e-5)

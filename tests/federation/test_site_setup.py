@@ -12,10 +12,10 @@ import torch
 
 from fedgist.engines.envelope import Header
 from fedgist.errors import FedgistError, InputError, MessageError, OwnerError
-from fedgist.federation.recipe_check import as_federated, check_stated
-from fedgist.federation.server_setup import PRIVATE, server_context
-from fedgist.federation.site_file import SiteFile, SiteTable, read_site_file
-from fedgist.federation.site_policy import (
+from fedgist.federation.agreement.recipe_check import as_federated, check_stated
+from fedgist.federation.agreement.server_setup import PRIVATE, server_context
+from fedgist.federation.site.file import SiteFile, SiteTable, read_site_file
+from fedgist.federation.site.policy import (
     ReleasePolicy,
     check_approved,
     check_names,
@@ -23,8 +23,8 @@ from fedgist.federation.site_policy import (
     described,
     digest_of_settings,
 )
-from fedgist.federation.site_process import check_rows_of_owner
-from fedgist.federation.site_setup import allowed_rows, plain_data, site_part, try_training
+from fedgist.federation.site.process import check_rows_of_owner
+from fedgist.federation.site.setup import allowed_rows, plain_data, site_part, try_training
 from fedgist.recipe.resolve import resolve
 from fedgist.world.privacy_budget import PrivacyBudget
 from three_sites import ARCHITECTURES, NAMES, SAME, parsed, recipe, write_rows

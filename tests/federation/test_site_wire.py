@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from fedgist.errors import MessageError
-from fedgist.federation.frames import PIECE, Assembly, Begin
-from fedgist.federation.site_wire import MOST_LATE, Request, SiteWire
+from fedgist.federation.network.frames import PIECE, Assembly, Begin
+from fedgist.federation.network.wire import MOST_LATE, Request, SiteWire
 from intruders import HUNG_S
 
 LARGEST = 100

@@ -11,9 +11,9 @@ import torch
 import fedgist
 from fedgist.data.dataset import Dataset
 from fedgist.errors import InputError, SiteError
-from fedgist.federation.recipe_check import check_setup
-from fedgist.federation.site_file import read_site_file
-from fedgist.federation.site_setup import allowed_rows, plain_data
+from fedgist.federation.agreement.recipe_check import check_setup
+from fedgist.federation.site.file import read_site_file
+from fedgist.federation.site.setup import allowed_rows, plain_data
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.record import read_lines
 from real_federation import compare

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from fedgist.errors import InputError
-from fedgist.federation.server_setup import server_context
-from fedgist.federation.site_file import SiteFile, SiteTable
-from fedgist.federation.site_model import _alone
-from fedgist.federation.site_setup import site_part
+from fedgist.federation.agreement.server_setup import server_context
+from fedgist.federation.site.file import SiteFile, SiteTable
+from fedgist.federation.site.model import _alone
+from fedgist.federation.site.setup import site_part
 from fedgist.recipe.resolve import resolve
 from private_sites import PRIVATE
 from three_sites import NAMES, parsed, recipe

@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedgist.federation.invitation import Hello
+from fedgist.federation.network.invitation import Hello
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/security.md"
 #: What a site runs between a plan and a reply; the data sources are called in rows_stay_home alone.
 SITE = (
-    *("site_agent", "site_policy", "site_setup", "site_limits", "site_store", "site_ledger"),
-    *("run_plan", "recipe_check", "server_setup", "grpc_site"),
+    *(f"site/{name}" for name in ("agent", "policy", "setup", "limits", "store", "ledger")),
+    *("network/invitation", "network/grpc_site", "agreement/recipe_check"),
+    "agreement/server_setup",
 )
 FILES = [ROOT / f"src/fedgist/federation/{name}.py" for name in SITE]
 FILES += [ROOT / f"src/fedgist/engines/{name}.py" for name in ("site", "envelope")]
@@ -70,7 +71,7 @@ def test_a_new_refusal_is_noticed() -> None:
 def test_what_rows_decide_is_called_inside_rows_stay_home_alone() -> None:
     """Each function of that row is called by another one of it, or in the context."""
     inside = set(on_the_page()[BY_ROWS]) | {"_rows"}
-    tree = ast.parse((ROOT / "src/fedgist/federation/site_setup.py").read_text("utf-8"))
+    tree = ast.parse((ROOT / "src/fedgist/federation/site/setup.py").read_text("utf-8"))
     free: list[str] = []
 
     def visit(node: ast.AST, *, protected: bool) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.federation.status import STATUS, FederationStatus, SiteStatus, read_status
+from fedgist.federation.server.status import STATUS, FederationStatus, SiteStatus, read_status
 from fedgist.report import watch_page
 from fedgist.report.watch_page import RunView, fragment, page, read_state
 from fedgist.runs.run_directory import LOCK, locked

@@ -107,7 +107,7 @@ def provision(
     fedgist provision --revoke ulm --out kits
     """
     need("cryptography.x509", NEEDS)
-    from fedgist.federation import provision as work
+    from fedgist.federation.keys import provision as work
 
     kits, forms = out or Path(), dict[str, Callable[[], list[str]]]()
     if federation is not None:

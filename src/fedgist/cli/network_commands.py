@@ -16,7 +16,7 @@ from fedgist.cli.shared_options import FEDERATE, SettingsOption, app, same_comma
 from fedgist.cli.value_origins import naming_origins
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import InputError, Interrupted, Stopped
-from fedgist.federation.status import FederationStatus
+from fedgist.federation.server.status import FederationStatus
 from fedgist.report.formatting import duration
 from fedgist.report.terminal import console, words
 
@@ -60,8 +60,8 @@ def server(
     fedgist watch runs/sepsis --serve
     """
     _need("server")
-    from fedgist.federation.federation_server import serve
-    from fedgist.federation.kits import read_kit, split_address
+    from fedgist.federation.keys.kits import read_kit, split_address
+    from fedgist.federation.server.serving import serve
     from fedgist.recipe.reading import read
     from fedgist.report.progress import observing
 
@@ -109,9 +109,9 @@ def site(
     fedgist site kits/sites/berlin --config site.toml --check --recipe recipe.toml
     """
     _need("site")
-    from fedgist.federation.kits import read_kit
-    from fedgist.federation.site_file import read_site_file
-    from fedgist.federation.site_process import check_site, open_new_budget, take_part
+    from fedgist.federation.keys.kits import read_kit
+    from fedgist.federation.site.file import read_site_file
+    from fedgist.federation.site.process import check_site, open_new_budget, take_part
 
     table = read_site_file(config)
     if recipe is not None and not check:
@@ -155,9 +155,9 @@ def stop(kit: KitFolder) -> None:
 
 def _administer(name: str, kit: Path) -> None:
     _need(name)
-    from fedgist.federation.grpc_site import command
-    from fedgist.federation.kits import read_kit
-    from fedgist.federation.status import status_of
+    from fedgist.federation.keys.kits import read_kit
+    from fedgist.federation.network.grpc_site import command
+    from fedgist.federation.server.status import status_of
 
     opened = read_kit(kit)
     _check_role(opened.role, "administrator", kit)

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fedgist.errors import ReportError, first_line
-from fedgist.federation.status import (
+from fedgist.federation.server.status import (
     SITE_STATES,
     FederationStatus,
     SiteStatus,

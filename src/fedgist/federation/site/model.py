@@ -11,9 +11,9 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgist.core.tree import Tree, named
-from fedgist.federation.server_setup import PRIVATE
-from fedgist.federation.site_file import SiteFile
-from fedgist.federation.site_setup import SitePart, data_section
+from fedgist.federation.agreement.server_setup import PRIVATE
+from fedgist.federation.site.file import SiteFile
+from fedgist.federation.site.setup import SitePart, data_section
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve

@@ -22,7 +22,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel
 
 from fedgist.errors import InputError, KitError, first_line, shown
-from fedgist.federation.certificates import (
+from fedgist.federation.keys.certificates import (
     SERVER,
     SITE,
     Identity,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgist.federation.frames import LARGEST_FRAME
+from fedgist.federation.network.frames import LARGEST_FRAME
 
 SERVICE = "fedgist.Federation"
 PROTOCOL = "1"  # a server and its sites must have the same

@@ -27,8 +27,9 @@ from fedgist.errors import (
     kind_of,
     printable,
 )
-from fedgist.federation.certificates import check_server, is_signed, sign
-from fedgist.federation.frames import (
+from fedgist.federation.keys.certificates import check_server, is_signed, sign
+from fedgist.federation.keys.kits import Kit, split_address
+from fedgist.federation.network.frames import (
     BEGIN,
     TO_SERVER,
     TO_SITE,
@@ -41,9 +42,8 @@ from fedgist.federation.frames import (
     read_note,
     signed_bytes,
 )
-from fedgist.federation.grpc_options import OPTIONS, STREAM, method_name
-from fedgist.federation.invitation import Greeting, Versions
-from fedgist.federation.kits import Kit, split_address
+from fedgist.federation.network.grpc_options import OPTIONS, STREAM, method_name
+from fedgist.federation.network.invitation import Greeting, Versions
 
 FIRST_WAIT_S, LONGEST_WAIT_S, FACTOR = 0.5, 10.0, 1.6  # between two attempts to connect
 COMMAND_S = 10.0

@@ -17,8 +17,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from fedgist.errors import InputError, KitError, listed
-from fedgist.federation.certificates import ADMINISTRATOR, SITE, Identity, serial_text
-from fedgist.federation.kits import FORMAT, FederationName, MemberName, read_file
+from fedgist.federation.keys.certificates import ADMINISTRATOR, SITE, Identity, serial_text
+from fedgist.federation.keys.kits import FORMAT, FederationName, MemberName, read_file
 from fedgist.options import checked
 from fedgist.recipe.section import CLOSED
 from fedgist.runs import atomic_files

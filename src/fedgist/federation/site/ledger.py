@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from fedgist.errors import MessageError, SiteError, first_line
-from fedgist.federation import audit_log
+from fedgist.federation.site import audit_log
 from fedgist.recipe.section import CLOSED
 from fedgist.runs import atomic_files as files
 from fedgist.runs.digests import of_text

@@ -12,22 +12,22 @@ import tomli_w
 from fedgist.data.dataset import Dataset
 from fedgist.engines.process_control import as_workers_do
 from fedgist.errors import KitError, OwnerError
-from fedgist.federation import audit_log
-from fedgist.federation.certificates import expiry_note
-from fedgist.federation.grpc_site import Connection
-from fedgist.federation.kits import Kit, read_kit
-from fedgist.federation.recipe_check import as_federated
-from fedgist.federation.site_agent import SiteAgent, digest_of
-from fedgist.federation.site_file import SiteFile
-from fedgist.federation.site_ledger import Ledger
-from fedgist.federation.site_policy import (
+from fedgist.federation.agreement.recipe_check import as_federated
+from fedgist.federation.keys.certificates import expiry_note
+from fedgist.federation.keys.kits import Kit, read_kit
+from fedgist.federation.network.grpc_site import Connection
+from fedgist.federation.site import audit_log
+from fedgist.federation.site.agent import SiteAgent, digest_of
+from fedgist.federation.site.file import SiteFile
+from fedgist.federation.site.ledger import Ledger
+from fedgist.federation.site.policy import (
     check_approved,
     check_names,
     check_run,
     declared_rows,
     described,
 )
-from fedgist.federation.site_setup import (
+from fedgist.federation.site.setup import (
     data_section,
     plain_data,
     setup_at_site,
@@ -36,7 +36,7 @@ from fedgist.federation.site_setup import (
     try_training,
     would_leave,
 )
-from fedgist.federation.site_store import locked
+from fedgist.federation.site.store import locked
 from fedgist.recipe.reading import Recipe, read
 from fedgist.world.data import read_data
 from fedgist.world.declared import as_section

@@ -30,9 +30,9 @@ from fedgist.engines.loopback_engine import task_of_site
 from fedgist.engines.message_form import asks_clients, upload_form
 from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import OwnerError, SiteError, first_line
-from fedgist.federation.server_setup import PRIVATE, message_forms, server_context
-from fedgist.federation.site_file import SiteFile
-from fedgist.federation.site_limits import check_size, check_steps
+from fedgist.federation.agreement.server_setup import PRIVATE, message_forms, server_context
+from fedgist.federation.site.file import SiteFile
+from fedgist.federation.site.limits import check_size, check_steps
 from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import FederationSection

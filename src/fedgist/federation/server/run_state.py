@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgist.engines.site import StageKey
 from fedgist.errors import CheckpointError, first_line
-from fedgist.federation.invitation import Hex
+from fedgist.federation.network.invitation import Hex
 from fedgist.recipe.section import CLOSED
 from fedgist.runs import atomic_files as files
 from fedgist.runs.digests import of_text

@@ -14,10 +14,14 @@ from fedgist.engines.method_check import check_loss_settings, check_method
 from fedgist.engines.remote_engine import Patience, RemoteEngine
 from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import FederationError, KitError, RecipeError, Stopped
-from fedgist.federation.certificates import Identity, expiry_note
-from fedgist.federation.frames import Note
-from fedgist.federation.grpc_server import GrpcServer
-from fedgist.federation.invitation import (
+from fedgist.federation.agreement.recipe_check import as_federated, check_stated
+from fedgist.federation.agreement.server_setup import server_context
+from fedgist.federation.keys.certificates import Identity, expiry_note
+from fedgist.federation.keys.kits import Kit
+from fedgist.federation.keys.roster import ROSTER, Roster, read_roster
+from fedgist.federation.network.frames import Note
+from fedgist.federation.network.grpc_server import GrpcServer
+from fedgist.federation.network.invitation import (
     Greeting,
     Hello,
     Invitation,
@@ -29,14 +33,10 @@ from fedgist.federation.invitation import (
     parsed_note,
     recipe_text,
 )
-from fedgist.federation.kits import Kit
-from fedgist.federation.recipe_check import as_federated, check_stated
-from fedgist.federation.roster import ROSTER, Roster, read_roster
-from fedgist.federation.run_state import RunStateFile
-from fedgist.federation.server_setup import server_context
-from fedgist.federation.site_wire import SiteWire
-from fedgist.federation.sites_engine import LOOK_S, SitesEngine
-from fedgist.federation.status import SiteStatus, StatusBoard
+from fedgist.federation.network.wire import SiteWire
+from fedgist.federation.server.engine import LOOK_S, SitesEngine
+from fedgist.federation.server.run_state import RunStateFile
+from fedgist.federation.server.status import SiteStatus, StatusBoard
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve

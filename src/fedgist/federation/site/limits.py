@@ -11,8 +11,8 @@ from fedgist.core import random
 from fedgist.core.method import Context
 from fedgist.data.client_rows import steps_of
 from fedgist.errors import SiteError
-from fedgist.federation.server_setup import places
-from fedgist.federation.site_file import SiteFile
+from fedgist.federation.agreement.server_setup import places
+from fedgist.federation.site.file import SiteFile
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import Setup
 from fedgist.world.declared import declared_facts

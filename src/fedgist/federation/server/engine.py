@@ -14,9 +14,9 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Scores, Split
 from fedgist.engines.remote_engine import RemoteEngine
 from fedgist.errors import Stopped, listed
-from fedgist.federation.run_state import RunStateFile
-from fedgist.federation.site_wire import SiteWire
-from fedgist.federation.status import StatusBoard
+from fedgist.federation.network.wire import SiteWire
+from fedgist.federation.server.run_state import RunStateFile
+from fedgist.federation.server.status import StatusBoard
 from fedgist.recipe.federation_section import FederationSection
 
 LOOK_S = 0.2  # between looks at who is there

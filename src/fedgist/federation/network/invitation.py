@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedgist.core.method import Task
 from fedgist.engines.site import StageKey
 from fedgist.errors import FederationError, MessageError, RefusalKind
-from fedgist.federation.frames import Note
-from fedgist.federation.grpc_options import PROTOCOL
+from fedgist.federation.network.frames import Note
+from fedgist.federation.network.grpc_options import PROTOCOL
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import EngineSection
 from fedgist.runs.digests import of_text

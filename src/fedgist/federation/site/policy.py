@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from fedgist.engines.envelope import Header
 from fedgist.errors import MessageError, SiteError, listed, shown
-from fedgist.federation import audit_log
-from fedgist.federation.recipe_check import as_federated, check_setup
-from fedgist.federation.site_file import FILES, LEAST_ROWS_TELL, SiteFile
-from fedgist.federation.site_ledger import BudgetError, Ledger, Limits, Spent
-from fedgist.federation.site_limits import check_lists
+from fedgist.federation.agreement.recipe_check import as_federated, check_setup
+from fedgist.federation.site import audit_log
+from fedgist.federation.site.file import FILES, LEAST_ROWS_TELL, SiteFile
+from fedgist.federation.site.ledger import BudgetError, Ledger, Limits, Spent
+from fedgist.federation.site.limits import check_lists
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe, flat, own_places, read
 from fedgist.recipe.resolve import Setup

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from fedgist.errors import FedgistError, KitError, MessageError, OutputError, printable
-from fedgist.federation.certificates import (
+from fedgist.federation.keys.certificates import (
     ADMINISTRATOR,
     SITE,
     Identity,
@@ -27,7 +27,8 @@ from fedgist.federation.certificates import (
     is_signed,
     sign,
 )
-from fedgist.federation.frames import (
+from fedgist.federation.keys.kits import Kit
+from fedgist.federation.network.frames import (
     TO_SERVER,
     TO_SITE,
     Assembly,
@@ -39,9 +40,8 @@ from fedgist.federation.frames import (
     read_note,
     signed_bytes,
 )
-from fedgist.federation.grpc_options import COMMANDS, OPTIONS, SERVICE, STREAM
-from fedgist.federation.kits import Kit
-from fedgist.federation.site_wire import Request, SiteWire
+from fedgist.federation.network.grpc_options import COMMANDS, OPTIONS, SERVICE, STREAM
+from fedgist.federation.network.wire import Request, SiteWire
 
 GREETING_S = 30.0  # within this time a new stream says which process it is of
 LOOK_S = 1.0  # between looks at the roster

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, Field
 
 from fedgist.errors import InputError, KitError, OutputError, listed, one_of, shown
-from fedgist.federation.certificates import (
+from fedgist.federation.keys.certificates import (
     ADMINISTRATOR,
     SERVER,
     SITE,
@@ -41,7 +41,7 @@ from fedgist.federation.certificates import (
     make_root,
     serial_text,
 )
-from fedgist.federation.kits import (
+from fedgist.federation.keys.kits import (
     CERTIFICATE,
     FOLDER_MODE,
     FORMAT,
@@ -61,7 +61,7 @@ from fedgist.federation.kits import (
     split_address,
     write_kit,
 )
-from fedgist.federation.roster import ROSTER, Roster, read_roster, write_roster
+from fedgist.federation.keys.roster import ROSTER, Roster, read_roster, write_roster
 from fedgist.options import checked
 from fedgist.recipe.section import CLOSED
 from fedgist.runs import atomic_files

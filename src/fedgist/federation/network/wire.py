@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from fedgist.engines.wire import Parts
 from fedgist.errors import MessageError
-from fedgist.federation.frames import ID_BYTES, Assembly, Begin
+from fedgist.federation.network.frames import ID_BYTES, Assembly, Begin
 
 MOST_LATE = 256  # requests after their deadline whose replies are still accepted
 LOOK_S = 0.2  # between looks at whether the run is to stop

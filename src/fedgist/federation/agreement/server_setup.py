@@ -16,7 +16,7 @@ from fedgist.data.facts import DataFacts
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.outline import Outline
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe_check import check_setup
+from fedgist.federation.agreement.recipe_check import check_setup
 from fedgist.models.dense import mlp
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup

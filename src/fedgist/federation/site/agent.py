@@ -14,21 +14,27 @@ from fedgist.engines.envelope import header_of
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.site import Site, SiteState, StageKey
 from fedgist.errors import FedgistError, MessageError, SiteError
-from fedgist.federation import audit_log
-from fedgist.federation.frames import LARGEST_NOTE, Note
-from fedgist.federation.invitation import Hello, Invitation, digest_of_recipe, outlines, parsed_note
-from fedgist.federation.site_file import SiteFile
-from fedgist.federation.site_ledger import Ledger, check_same_recipe
-from fedgist.federation.site_model import write_site_model
-from fedgist.federation.site_policy import (
+from fedgist.federation.network.frames import LARGEST_NOTE, Note
+from fedgist.federation.network.invitation import (
+    Hello,
+    Invitation,
+    digest_of_recipe,
+    outlines,
+    parsed_note,
+)
+from fedgist.federation.site import audit_log
+from fedgist.federation.site.file import SiteFile
+from fedgist.federation.site.ledger import Ledger, check_same_recipe
+from fedgist.federation.site.model import write_site_model
+from fedgist.federation.site.policy import (
     ReleasePolicy,
     check_approved,
     check_names,
     check_run,
     digest_of_settings,
 )
-from fedgist.federation.site_setup import SitePart, setup_at_site, site_part, try_training
-from fedgist.federation.site_store import SiteStore, locked
+from fedgist.federation.site.setup import SitePart, setup_at_site, site_part, try_training
+from fedgist.federation.site.store import SiteStore, locked
 from fedgist.recipe.reading import Recipe, recorded
 from fedgist.runs import atomic_files as files
 from fedgist.runs.digests import of_arrays

@@ -1,0 +1,1 @@
+"""The server of a federation: its rounds, its state after a restart, and its status."""
