@@ -12,10 +12,10 @@ from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import read
 from fedgist.recipe.schema import PaperSection
-from fedgist.report import comparison
-from fedgist.report.comparison import Paper, Row, paper_numbers
-from fedgist.report.paper_comparison import PaperRow
-from fedgist.report.varied import VariedLine, varied
+from fedgist.report.pictures.varied import VariedLine, varied
+from fedgist.report.tables import comparison
+from fedgist.report.tables.comparison import Paper, Row, paper_numbers
+from fedgist.report.tables.paper_comparison import PaperRow
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.versions import is_current

@@ -18,11 +18,18 @@ from fedgist.cli.recipe_files import find_recipe
 from fedgist.data.sources.loading import load_data
 from fedgist.methods.common.method_looks import INK
 from fedgist.recipe.reading import read
-from fedgist.report import comparison
-from fedgist.report.drawing import STYLE, FigureTable, Picture, matplotlib, new_figure
-from fedgist.report.feature_pictures import Plane, borders_of, box_of, draw_plane, plane, saved
-from fedgist.report.varied import draw_varied as draw_lines
-from fedgist.report.varied import varied
+from fedgist.report.pictures.drawing import STYLE, FigureTable, Picture, matplotlib, new_figure
+from fedgist.report.pictures.feature_pictures import (
+    Plane,
+    borders_of,
+    box_of,
+    draw_plane,
+    plane,
+    saved,
+)
+from fedgist.report.pictures.varied import draw_varied as draw_lines
+from fedgist.report.pictures.varied import varied
+from fedgist.report.tables import comparison
 from fedgist.runs.columns import over_clients
 from fedgist.runs.finished import run_reader
 from results_pictures import write

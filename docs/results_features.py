@@ -17,9 +17,9 @@ from sklearn.neighbors import KNeighborsClassifier
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.recipe.reading import read
-from fedgist.report.drawing import STYLE, FigureTable, Picture, matplotlib, new_figure
-from fedgist.report.feature_pictures import SavedFeatures, arranged, saved
-from fedgist.report.plot_elements import SIGNS
+from fedgist.report.pictures.drawing import STYLE, FigureTable, Picture, matplotlib, new_figure
+from fedgist.report.pictures.feature_pictures import SavedFeatures, arranged, saved
+from fedgist.report.pictures.plot_elements import SIGNS
 from fedgist.runs.record import FEATURES, features_of
 from results_pictures import write
 

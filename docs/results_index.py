@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.report.formatting import Sheet
-from fedgist.report.table_formats import markdown_table
+from fedgist.report.terminal.table_formats import markdown_table
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.versions import is_current

@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import results_index
-from fedgist.report import tables, varied
-from fedgist.report.drawing import Picture
 from fedgist.report.formatting import Sheet, duration
-from fedgist.report.paper_comparison import PaperRow, accuracies, communication, readings
-from fedgist.report.table_formats import markdown_table
+from fedgist.report.pictures import varied
+from fedgist.report.pictures.drawing import Picture
+from fedgist.report.tables import study_tables as tables
+from fedgist.report.tables.paper_comparison import (
+    PaperRow,
+    accuracies,
+    communication,
+    readings,
+)
+from fedgist.report.terminal.table_formats import markdown_table
 from fedgist.runs.columns import EPSILON
 from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
 from results_pictures import pictures, write

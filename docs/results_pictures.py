@@ -10,10 +10,10 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from fedgist.report.curves import RunLines, by_bytes, by_round
-from fedgist.report.drawing import STYLE, Picture, matplotlib, new_figure
-from fedgist.report.stats import estimate
-from fedgist.report.varied import draw_varied
+from fedgist.report.pictures.curves import RunLines, by_bytes, by_round
+from fedgist.report.pictures.drawing import STYLE, Picture, matplotlib, new_figure
+from fedgist.report.pictures.varied import draw_varied
+from fedgist.report.tables.stats import estimate
 from fedgist.runs.columns import measured
 from fedgist.runs.digests import of_text
 from fedgist.runs.finished.finished_run import FinishedRun

@@ -21,8 +21,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fedgist.report.comparison import Row
-from fedgist.report.paper_comparison import PaperRow
+from fedgist.report.tables.comparison import Row
+from fedgist.report.tables.paper_comparison import PaperRow
 from fedgist.runs.columns import measured
 from results_cells import Experiment
 

@@ -14,7 +14,7 @@ import commands
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
-from fedgist.report.comparison import study
+from fedgist.report.tables.comparison import study
 from fedgist.runs.finished import run_reader
 from fedgist.testing import LAWS, check_laws
 

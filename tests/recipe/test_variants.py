@@ -11,8 +11,8 @@ import fedgist
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make, read
 from fedgist.recipe.resolve import resolve
-from fedgist.report.comparison import study
-from fedgist.report.paper_comparison import side_by_side
+from fedgist.report.tables.comparison import study
+from fedgist.report.tables.paper_comparison import side_by_side
 from fedgist.runs.finished import run_reader
 from fedgist.studies.paper_table import cells, read_paper_table
 from fedgist.studies.sweep import grid

@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import ReportError
-from fedgist.report import comparison, page, pictures
-from fedgist.report.client_tables import by_client, by_model
+from fedgist.report import page
+from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.tables import comparison
+from fedgist.report.tables.client_tables import by_client, by_model
 from fedgist.runs.finished.run_reader import find
 from fedgist.testing.small_worlds import blobs, rows
 from written import write_run

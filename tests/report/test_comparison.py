@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from fedgist.errors import ReportError
-from fedgist.report import comparison
-from fedgist.report.comparison import Study
-from fedgist.report.run_tables import overview
-from fedgist.report.table_formats import as_data, render
-from fedgist.report.tables import sheets
+from fedgist.report.tables import comparison
+from fedgist.report.tables.comparison import Study
+from fedgist.report.tables.run_tables import overview
+from fedgist.report.tables.study_tables import sheets
+from fedgist.report.terminal.table_formats import as_data, render
 from fedgist.runs.finished.run_reader import find
 
 from written import sealed_run, write_run  # isort: skip

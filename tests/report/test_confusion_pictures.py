@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 
 import fedgist
-from fedgist.report.comparison import study
-from fedgist.report.pictures import COLUMN, MOST_CLASSES, last_confusion, of_confusions
+from fedgist.report.pictures.study_pictures import (
+    COLUMN,
+    MOST_CLASSES,
+    last_confusion,
+    of_confusions,
+)
+from fedgist.report.tables.comparison import study
 from fedgist.runs.finished.run_reader import find
 from fedgist.testing.small_worlds import blobs, rows
 from written import write_run

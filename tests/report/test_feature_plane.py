@@ -14,10 +14,11 @@ import torch
 
 import fedgist
 from fedgist.errors import ReportError
-from fedgist.report import comparison, pictures
-from fedgist.report.drawing import Picture
-from fedgist.report.feature_pictures import borders_of, plane
-from fedgist.report.varied import over, varied
+from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.pictures.drawing import Picture
+from fedgist.report.pictures.feature_pictures import borders_of, plane
+from fedgist.report.pictures.varied import over, varied
+from fedgist.report.tables import comparison
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES
 from written import sealed_run, write_run

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 import fedgist
-from fedgist.report import client_tables, comparison, curves, pictures, run_tables, tables, watch
-from fedgist.report.mean_counts import who_is_missing
-from fedgist.report.table_formats import as_data
+from fedgist.report.pictures import curves
+from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.tables import client_tables, comparison, run_tables
+from fedgist.report.tables import study_tables as tables
+from fedgist.report.tables.mean_counts import who_is_missing
+from fedgist.report.terminal import watch
+from fedgist.report.terminal.table_formats import as_data
 from fedgist.runs.columns import ACCURACY, clients_in
 from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
 from fedgist.runs.finished.run_reader import read_run

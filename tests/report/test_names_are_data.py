@@ -21,11 +21,11 @@ from fedgist.cli import job_progress
 from fedgist.cli.main import app
 from fedgist.errors import JobsError, printable
 from fedgist.recipe.reading import make
-from fedgist.report import comparison
 from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
-from fedgist.report.progress import Json, Plain
-from fedgist.report.table_formats import in_words, render
-from fedgist.report.terminal import SheetView, console, paragraph
+from fedgist.report.tables import comparison
+from fedgist.report.terminal.console import SheetView, console, paragraph
+from fedgist.report.terminal.progress import Json, Plain
+from fedgist.report.terminal.table_formats import in_words, render
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import PARTITION
 from fedgist.studies.job import Event, Job

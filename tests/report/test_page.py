@@ -20,8 +20,11 @@ import torch
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.methods.common.method_looks import INK
-from fedgist.report import comparison, drawing, page, pictures
-from fedgist.report.feature_pictures import CACHE, tsne_points
+from fedgist.report import page
+from fedgist.report.pictures import drawing
+from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.pictures.feature_pictures import CACHE, tsne_points
+from fedgist.report.tables import comparison
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.finished.trained_models import simulation
 from fedgist.runs.record import FEATURES, PARTITION

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.errors import ReportError
-from fedgist.report import comparison, curves, pictures
-from fedgist.report.drawing import STYLE, Picture, matplotlib, short
-from fedgist.report.plot_elements import spread
+from fedgist.report.pictures import curves
+from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.pictures.drawing import STYLE, Picture, matplotlib, short
+from fedgist.report.pictures.plot_elements import spread
+from fedgist.report.tables import comparison
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES, PARTITION
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedgist
 from commands import call
-from fedgist.report.terminal import PLAIN
+from fedgist.report.terminal.console import PLAIN
 
 SOURCES = Path(fedgist.__file__).parent
 

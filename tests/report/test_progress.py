@@ -16,7 +16,7 @@ from fedgist.core.replies import Asked
 from fedgist.engines.delayed_engine import LATE
 from fedgist.recipe.reading import make
 from fedgist.report.formatting import bytes_text, replies
-from fedgist.report.progress import Plain, observing, troubles
+from fedgist.report.terminal.progress import Plain, observing, troubles
 from fedgist.runs.round_record import RoundRecord
 from fedgist.studies.job import Job
 from fedgist.testing.small_worlds import blobs

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from fedgist.cli.main import app
 from fedgist.errors import ReportError
-from fedgist.report import client_tables, comparison, curves
-from fedgist.report.row_labels import labelled
-from fedgist.report.varied import varied
+from fedgist.report.pictures import curves
+from fedgist.report.pictures.varied import varied
+from fedgist.report.tables import client_tables, comparison
+from fedgist.report.tables.row_labels import labelled
 from fedgist.runs.finished.run_reader import find
 
 from written import write_run  # isort: skip

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from fedgist.methods import METHODS, base_name
 from fedgist.methods.common.method_looks import INK, LOOKS
-from fedgist.report import comparison, page, pictures
-from fedgist.report.drawing import GROUP_COLORS, Picture
-from fedgist.report.plot_elements import SHADES_OF_BARS
-from fedgist.report.row_styles import styles_of
+from fedgist.report import page
+from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.pictures.drawing import GROUP_COLORS, Picture
+from fedgist.report.pictures.plot_elements import SHADES_OF_BARS
+from fedgist.report.pictures.row_styles import styles_of
+from fedgist.report.tables import comparison
 from fedgist.runs.finished.run_reader import find
 
 from written import write_run  # isort: skip

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgist.report.stats import estimate, paired_difference, smallest_p
+from fedgist.report.tables.stats import estimate, paired_difference, smallest_p
 
 SEEDS = {0: 0.91, 1: 0.935, 2: 0.902, 3: 0.951, 4: 0.93}
 

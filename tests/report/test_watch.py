@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedgist.errors import ReportError
-from fedgist.report import watch
+from fedgist.report.terminal import watch
 from fedgist.report.tracking.sending import Sender
 from fedgist.report.tracking.tracker_names import tracker
 from fedgist.runs.finished.finished_run import FinishedRun

@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from commands import HANG_S, OUT, Command, wait_until
 from fedgist.cli.main import app
 from fedgist.errors import InputError
-from fedgist.report import watch_server
-from fedgist.report.watch_page import WatchState, read_state
-from fedgist.report.watch_server import Latest, ServedPages
+from fedgist.report.page import watch_server
+from fedgist.report.page.watch_page import WatchState, read_state
+from fedgist.report.page.watch_server import Latest, ServedPages
 
 from browsers import in_browser, new_page, open_browser  # isort: skip
 from written import FEDERATION_STATE, change_line, write_federation, write_run  # isort: skip

@@ -13,8 +13,8 @@ import fedgist
 from fedgist.api.result import Result
 from fedgist.core.tree import named
 from fedgist.errors import RecipeError
-from fedgist.report.comparison import study
-from fedgist.report.run_tables import overview
+from fedgist.report.tables.comparison import study
+from fedgist.report.tables.run_tables import overview
 from fedgist.runs.best_round import Selection
 from fedgist.runs.checkpoint import load
 from fedgist.runs.finished import run_reader

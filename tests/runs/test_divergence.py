@@ -21,9 +21,9 @@ from fedgist.api.result import Result
 from fedgist.cli.main import app
 from fedgist.core.metrics import Metric
 from fedgist.errors import RecipeError
-from fedgist.report.comparison import study
-from fedgist.report.mean_counts import part_of_run
-from fedgist.report.run_tables import overview
+from fedgist.report.tables.comparison import study
+from fedgist.report.tables.mean_counts import part_of_run
+from fedgist.report.tables.run_tables import overview
 from fedgist.runs.columns import ACCURACY, of_all
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.lost_models import NOT_FINITE

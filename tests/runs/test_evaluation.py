@@ -16,7 +16,7 @@ from fedgist.core.method import Context, Method, Net, Order, Phase
 from fedgist.engines.engine import Scores, ScoreTable
 from fedgist.errors import RecipeError, ReportError
 from fedgist.methods.fedavg import FedAvg
-from fedgist.report.comparison import study
+from fedgist.report.tables.comparison import study
 from fedgist.runs.columns import measured, over_clients, read_described
 from fedgist.runs.evaluation import columns, server_columns
 from fedgist.runs.finished import run_reader

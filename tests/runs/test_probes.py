@@ -15,7 +15,7 @@ import fedgist
 from fedgist.cli.main import app
 from fedgist.core import random
 from fedgist.errors import InputError
-from fedgist.report.run_tables import overview
+from fedgist.report.tables.run_tables import overview
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.probes import PROBES, Encoded
 from fedgist.runs.runner import load_run

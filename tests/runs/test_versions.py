@@ -15,7 +15,7 @@ import fedgist.runs.versions as module
 from fedgist.errors import RecipeError
 from fedgist.methods import METHODS
 from fedgist.recipe.reading import make
-from fedgist.report import comparison
+from fedgist.report.tables import comparison
 from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.versions import Computed, commit, is_current

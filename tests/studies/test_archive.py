@@ -10,7 +10,7 @@ import pytest
 from fedgist.cli.shared_options import same_runs
 from fedgist.errors import DataError, RecipeError
 from fedgist.recipe.reading import make
-from fedgist.report import comparison
+from fedgist.report.tables import comparison
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.archived_run import read_csv
 from fedgist.studies.archive import Archive

@@ -26,7 +26,7 @@ from fedgist.recipe.model_factories import PoolTable, whole_model
 from fedgist.recipe.reading import make
 from fedgist.recipe.schema import ModelSection
 from fedgist.report.formatting import percent
-from fedgist.report.run_tables import by_round, overview
+from fedgist.report.tables.run_tables import by_round, overview
 from fedgist.runs.finished import run_reader
 from fedgist.testing.small_worlds import SIZES, Trace, federation, loopback, trace, world
 from fedgist.training.stacking_plan import Plan

@@ -17,7 +17,7 @@ from fedgist.core.random import key
 from fedgist.errors import MethodError, RecipeError
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.report.progress import title
+from fedgist.report.terminal.progress import title
 from fedgist.runs.finished.model_files import export
 from fedgist.testing.small_worlds import blobs, rows, world, world_of
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from fedgist.errors import RecipeError
 from fedgist.report.formatting import html_table, paragraph
-from fedgist.report.progress import main_column, observing, title, troubles
-from fedgist.report.run_tables import rounds_sheet
-from fedgist.report.terminal import console
+from fedgist.report.tables.run_tables import rounds_sheet
+from fedgist.report.terminal.console import console
+from fedgist.report.terminal.progress import main_column, observing, title, troubles
 from fedgist.report.tracking.live_tracking import tracking
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.runs.record import Line

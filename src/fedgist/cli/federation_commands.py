@@ -12,7 +12,7 @@ import typer
 from fedgist.cli.shared_options import FEDERATE, app
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import InputError
-from fedgist.report.terminal import console, words
+from fedgist.report.terminal.console import console, words
 
 NEEDS = "fedgist provision needs cryptography: pip install 'fedgist[federation]'"
 FILE, REQUEST, RENEW = "federation.toml", "--request", "--renew"

@@ -15,7 +15,7 @@ from fedgist.cli.shared_options import same_command
 from fedgist.core.metrics import CHOSEN_METRICS, LOSS, Metric, name_in_columns
 from fedgist.errors import Interrupted, JobsError, RecipeError, one_of, printable
 from fedgist.report.formatting import duration, score_text
-from fedgist.report.terminal import column, console, say, words
+from fedgist.report.terminal.console import column, console, say, words
 from fedgist.report.tracking.job_tracking import JobTracking
 from fedgist.report.tracking.sending import LiveSender
 from fedgist.report.tracking.tracker_names import trackers

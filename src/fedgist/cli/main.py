@@ -42,7 +42,13 @@ from fedgist.errors import (
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.own_code import Before, before_each_import
-from fedgist.report.terminal import console, drop_odd_sizes, paragraph, use_plain_signs, words
+from fedgist.report.terminal.console import (
+    console,
+    drop_odd_sizes,
+    paragraph,
+    use_plain_signs,
+    words,
+)
 
 # each module of commands registers them with ``app`` when it is imported
 __all__ = [

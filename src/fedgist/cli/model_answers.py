@@ -27,8 +27,8 @@ from fedgist.data.usual_values import unusual_values
 from fedgist.errors import DataError, RecipeError, listed, one_of, printable
 from fedgist.recipe.overrides import Overrides
 from fedgist.report.formatting import Sheet, csv_text, percent, score_text
-from fedgist.report.prediction_table import prediction_lines
-from fedgist.report.terminal import SheetView, console, say
+from fedgist.report.tables.prediction_table import prediction_lines
+from fedgist.report.terminal.console import SheetView, console, say
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.evaluation import score_rows
 from fedgist.runs.finished.probes import PROBES, probed

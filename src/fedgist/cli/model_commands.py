@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedgist.cli.shared_options import USE, DataRoot, ModelId, app
-from fedgist.report.terminal import console, words
+from fedgist.report.terminal.console import console, words
 
 ALL = "all"  # of --client: every client's model
 

@@ -18,7 +18,7 @@ from fedgist.data.sources.optional_packages import need
 from fedgist.errors import InputError, Interrupted, Stopped
 from fedgist.federation.server.status import FederationStatus
 from fedgist.report.formatting import duration
-from fedgist.report.terminal import console, words
+from fedgist.report.terminal.console import console, words
 
 NEEDS = "fedgist {} needs grpcio and cryptography: pip install 'fedgist[federation]'"
 CONFIG = "site.toml"
@@ -63,7 +63,7 @@ def server(
     from fedgist.federation.keys.kits import read_kit, split_address
     from fedgist.federation.server.serving import serve
     from fedgist.recipe.reading import read
-    from fedgist.report.progress import observing
+    from fedgist.report.terminal.progress import observing
 
     opened = read_kit(kit)
     _check_role(opened.role, "server", kit)

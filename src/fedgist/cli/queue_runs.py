@@ -14,9 +14,9 @@ from typer.core import TyperGroup
 from fedgist.cli.job_progress import Machines, do_jobs, raise_failures
 from fedgist.cli.shared_options import app
 from fedgist.errors import RecipeError, one_of
-from fedgist.report import table_formats
 from fedgist.report.formatting import Sheet, duration
-from fedgist.report.terminal import console, say, words
+from fedgist.report.terminal import table_formats
+from fedgist.report.terminal.console import console, say, words
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job
 from fedgist.studies.queue import (

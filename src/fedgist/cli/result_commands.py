@@ -18,26 +18,17 @@ from rich.live import Live
 
 from fedgist.cli.shared_options import LOOK, Folders, TrackOption, Trust, app, figure_option
 from fedgist.errors import InputError, ReportError, one_of
-from fedgist.report import (
-    client_tables,
-    comparison,
-    curves,
-    drawing,
-    formatting,
-    page,
-    pictures,
-    row_labels,
-    run_tables,
-    varied,
-    watch,
-    watch_page,
-    watch_server,
-)
-from fedgist.report.comparison import Study
+from fedgist.report import formatting, page
 from fedgist.report.formatting import Sheet
-from fedgist.report.table_formats import Format, in_words, render
-from fedgist.report.terminal import SheetView, console, paragraph, say, words
-from fedgist.report.text_chart import chart_of
+from fedgist.report.page import watch_page, watch_server
+from fedgist.report.pictures import curves, drawing, varied
+from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.tables import client_tables, comparison, row_labels, run_tables
+from fedgist.report.tables.comparison import Study
+from fedgist.report.terminal import watch
+from fedgist.report.terminal.console import SheetView, console, paragraph, say, words
+from fedgist.report.terminal.table_formats import Format, in_words, render
+from fedgist.report.terminal.text_chart import chart_of
 from fedgist.report.tracking.sending import Sender
 from fedgist.report.tracking.tracker_names import trackers
 from fedgist.runs import atomic_files

@@ -28,8 +28,8 @@ from fedgist.cli.value_origins import naming_origins
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import Recipe, read
 from fedgist.report.formatting import Sheet, bytes_text
-from fedgist.report.run_tables import overview
-from fedgist.report.terminal import SheetView, console, say, words
+from fedgist.report.tables.run_tables import overview
+from fedgist.report.terminal.console import SheetView, console, say, words
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.report.tracking.tracker_names import trackers
 from fedgist.runs.finished import run_reader
@@ -129,7 +129,7 @@ def _observing(
 
     A warning about a tracker is shown in any case, and ``quiet`` hides all other notes.
     """
-    from fedgist.report.progress import observing
+    from fedgist.report.terminal.progress import observing
     from fedgist.report.tracking.live_tracking import tracking
 
     warn = functools.partial(say, error=True) if quiet else None
@@ -213,7 +213,7 @@ def partition(
     parsed = read(find_recipe(recipe), _with_seed(settings, seed))
     from fedgist.recipe.overrides import Overrides
     from fedgist.recipe.resolve import resolve
-    from fedgist.report.pictures import partition_figure
+    from fedgist.report.pictures.study_pictures import partition_figure
     from fedgist.world.data import class_counts
     from fedgist.world.world import make_world
 

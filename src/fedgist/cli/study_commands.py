@@ -27,11 +27,13 @@ from fedgist.cli.shared_options import (
 from fedgist.cli.value_origins import naming_origins
 from fedgist.errors import RecipeError, ReportError, one_of
 from fedgist.recipe.reading import Recipe
-from fedgist.report import comparison, table_formats, tables
-from fedgist.report.comparison import Study
 from fedgist.report.formatting import score_text
-from fedgist.report.paper_comparison import side_by_side
-from fedgist.report.terminal import console, say, words
+from fedgist.report.tables import comparison
+from fedgist.report.tables import study_tables as tables
+from fedgist.report.tables.comparison import Study
+from fedgist.report.tables.paper_comparison import side_by_side
+from fedgist.report.terminal import table_formats
+from fedgist.report.terminal.console import console, say, words
 from fedgist.runs import atomic_files
 from fedgist.runs.composition import notes_on
 from fedgist.runs.finished import run_reader

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from fedgist.errors import printable
-from fedgist.report import client_tables
-from fedgist.report.comparison import Study
-from fedgist.report.drawing import ON_PAGE, Picture
 from fedgist.report.formatting import duration
-from fedgist.report.html_templates import part, template
-from fedgist.report.row_styles import RowStyle, styles_of
-from fedgist.report.tables import sheets
+from fedgist.report.page.html_templates import part, template
+from fedgist.report.pictures.drawing import ON_PAGE, Picture
+from fedgist.report.pictures.row_styles import RowStyle, styles_of
+from fedgist.report.tables import client_tables
+from fedgist.report.tables.comparison import Study
+from fedgist.report.tables.study_tables import sheets
 from fedgist.runs.finished.finished_run import FinishedRun
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError, did_you_mean, shown
-from fedgist.report.comparison import Row, Study, group_labels
-from fedgist.report.drawing import (
+from fedgist.report.formatting import Sheet
+from fedgist.report.pictures.drawing import (
     HEIGHT,
     STYLE,
     FigureTable,
@@ -18,12 +18,18 @@ from fedgist.report.drawing import (
     matplotlib,
     new_figure,
 )
-from fedgist.report.formatting import Sheet
-from fedgist.report.mean_counts import sentence
-from fedgist.report.plot_elements import End, draw_band, draw_level, draw_line, name_lines
-from fedgist.report.row_styles import RowStyle, styles_of
-from fedgist.report.stats import Estimate
-from fedgist.report.tables import shower
+from fedgist.report.pictures.plot_elements import (
+    End,
+    draw_band,
+    draw_level,
+    draw_line,
+    name_lines,
+)
+from fedgist.report.pictures.row_styles import RowStyle, styles_of
+from fedgist.report.tables.comparison import Row, Study, group_labels
+from fedgist.report.tables.mean_counts import sentence
+from fedgist.report.tables.stats import Estimate
+from fedgist.report.tables.study_tables import shower
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

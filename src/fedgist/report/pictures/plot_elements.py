@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from fedgist.methods.common.method_looks import INK
-from fedgist.report.drawing import GROUP_COLORS, PAPER, FigureTable, short, wrapped
 from fedgist.report.formatting import bytes_text
-from fedgist.report.row_styles import RowStyle
+from fedgist.report.pictures.drawing import GROUP_COLORS, PAPER, FigureTable, short, wrapped
+from fedgist.report.pictures.row_styles import RowStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

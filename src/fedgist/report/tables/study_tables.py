@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedgist.core.metrics import Metric
-from fedgist.report.comparison import MARKS, Paper, Row, Study, Target, against
 from fedgist.report.formatting import Sheet, bits_text, bytes_text, percent, printed
-from fedgist.report.mean_counts import marked, marked_runs, sentence
-from fedgist.report.run_tables import simulated
-from fedgist.report.stats import Estimate
+from fedgist.report.tables.comparison import MARKS, Paper, Row, Study, Target, against
+from fedgist.report.tables.mean_counts import marked, marked_runs, sentence
+from fedgist.report.tables.run_tables import simulated
+from fedgist.report.tables.stats import Estimate
 from fedgist.runs.columns import over_clients, spread_of
 
 CAPTION = (

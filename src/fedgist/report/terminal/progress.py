@@ -14,8 +14,8 @@ from fedgist.core.metrics import METRICS, Metric
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
 from fedgist.report.formatting import bytes_text, duration, replies, score_text, seconds_left
-from fedgist.report.mean_counts import marked, part_of
-from fedgist.report.terminal import column, say, words
+from fedgist.report.tables.mean_counts import marked, part_of
+from fedgist.report.terminal.console import column, say, words
 from fedgist.runs.columns import (
     ACCURACY,
     DOWN_BYTES,

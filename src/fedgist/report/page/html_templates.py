@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 def part(name: str) -> str:
     """Return a template, style sheet or script of the pages."""
-    folder = resources.files("fedgist.report") / "page"
-    return (folder / name).read_text(encoding="utf-8")
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
 def template(name: str) -> jinja2.Template:

@@ -23,12 +23,12 @@ from fedgist.federation.server.status import (
     read_status,
 )
 from fedgist.methods.common.method_looks import INK
-from fedgist.report import watch
 from fedgist.report.formatting import MINUTE, Sheet, bytes_text, duration, score_text
-from fedgist.report.html_templates import part, template
-from fedgist.report.mean_counts import who_is_missing
-from fedgist.report.row_styles import styles_of
-from fedgist.report.run_tables import epsilon_text
+from fedgist.report.page.html_templates import part, template
+from fedgist.report.pictures.row_styles import styles_of
+from fedgist.report.tables.mean_counts import who_is_missing
+from fedgist.report.tables.run_tables import epsilon_text
+from fedgist.report.terminal import watch
 from fedgist.runs.columns import COMPLETE, DOWN_BYTES, EPSILON, EXPECTED, UP_BYTES, measured
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun

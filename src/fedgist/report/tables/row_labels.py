@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.report.comparison import RunGroup, group
+from fedgist.report.tables.comparison import RunGroup, group
 from fedgist.runs.finished.finished_run import FinishedRun
 
 

@@ -11,11 +11,11 @@ from rich.console import Group
 from rich.text import Text
 
 from fedgist.errors import printable
-from fedgist.report.comparison import Row, Study
 from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
-from fedgist.report.mean_counts import marked_runs
-from fedgist.report.tables import sheets
-from fedgist.report.terminal import SheetView, blocks_of, words
+from fedgist.report.tables.comparison import Row, Study
+from fedgist.report.tables.mean_counts import marked_runs
+from fedgist.report.tables.study_tables import sheets
+from fedgist.report.terminal.console import SheetView, blocks_of, words
 
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgist.methods.common.method_looks import INK
-from fedgist.report.client_tables import LOCAL, gains, measure_of, scores_of, without_scores
-from fedgist.report.comparison import Row, Study, common_metric
-from fedgist.report.curves import by_bytes, by_round, lines_of
-from fedgist.report.drawing import (
+from fedgist.report.pictures.curves import by_bytes, by_round, lines_of
+from fedgist.report.pictures.drawing import (
     HEIGHT,
     STYLE,
     WIDTH,
@@ -29,9 +27,8 @@ from fedgist.report.drawing import (
     wrapped,
     write_figure,
 )
-from fedgist.report.feature_pictures import of_features, saved
-from fedgist.report.mean_counts import sentence
-from fedgist.report.plot_elements import (
+from fedgist.report.pictures.feature_pictures import of_features, saved
+from fedgist.report.pictures.plot_elements import (
     End,
     boxes,
     bubbles,
@@ -44,7 +41,16 @@ from fedgist.report.plot_elements import (
     tick_names,
     whole_ticks,
 )
-from fedgist.report.row_styles import RowStyle, mixed, styles_of
+from fedgist.report.pictures.row_styles import RowStyle, mixed, styles_of
+from fedgist.report.tables.client_tables import (
+    LOCAL,
+    gains,
+    measure_of,
+    scores_of,
+    without_scores,
+)
+from fedgist.report.tables.comparison import Row, Study, common_metric
+from fedgist.report.tables.mean_counts import sentence
 from fedgist.runs.columns import CONFUSION, DOWN_BYTES, EPSILON, UP_BYTES, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import CLIENTS, FEATURES

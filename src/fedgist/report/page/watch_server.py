@@ -22,7 +22,7 @@ from socketserver import BaseServer
 from typing import ClassVar
 
 from fedgist.errors import InputError
-from fedgist.report.watch_page import WatchState, content_policy, fragment, page
+from fedgist.report.page.watch_page import WatchState, content_policy, fragment, page
 
 ADDRESS = "127.0.0.1"
 HOST_NAMES = (ADDRESS, "localhost")

@@ -11,9 +11,9 @@ from typing import Literal
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError
-from fedgist.report.comparison import RunGroup, common_metric, group
 from fedgist.report.formatting import Sheet, score_text
-from fedgist.report.mean_counts import sentence
+from fedgist.report.tables.comparison import RunGroup, common_metric, group
+from fedgist.report.tables.mean_counts import sentence
 from fedgist.runs.columns import COMPLETE, EXPECTED, measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line

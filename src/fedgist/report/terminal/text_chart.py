@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.errors import printable
-from fedgist.report.curves import RunLines, curve
+from fedgist.report.pictures.curves import RunLines, curve
 from fedgist.runs.columns import is_of_clients
 
 MARKS = "●○▲△■□◆◇"

@@ -16,8 +16,8 @@ from typing import Any
 from fedgist.core.metrics import PROBE, Metric
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.recipe.reading import defaults, flat, role_of
-from fedgist.report.mean_counts import who_is_missing
-from fedgist.report.stats import (
+from fedgist.report.tables.mean_counts import who_is_missing
+from fedgist.report.tables.stats import (
     Better,
     Comparison,
     Estimate,

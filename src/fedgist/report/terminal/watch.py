@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgist.report.formatting import Sheet, bytes_text, duration, score_text, seconds_left
-from fedgist.report.mean_counts import marked, part_of_run
+from fedgist.report.tables.mean_counts import marked, part_of_run
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES, measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import ROUNDS

@@ -20,10 +20,15 @@ import safetensors
 import safetensors.numpy
 
 from fedgist.methods.common.method_looks import INK
-from fedgist.report.comparison import Row, Study
-from fedgist.report.drawing import FigureTable, Picture, new_figure, short, wrapped
-from fedgist.report.plot_elements import SIGNS, group_color, groups, legend_of
-from fedgist.report.row_styles import RowStyle, styles_of
+from fedgist.report.pictures.drawing import FigureTable, Picture, new_figure, short, wrapped
+from fedgist.report.pictures.plot_elements import (
+    SIGNS,
+    group_color,
+    groups,
+    legend_of,
+)
+from fedgist.report.pictures.row_styles import RowStyle, styles_of
+from fedgist.report.tables.comparison import Row, Study
 from fedgist.runs import atomic_files
 from fedgist.runs.record import FEATURES, to_json
 

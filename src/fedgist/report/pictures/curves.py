@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedgist.core.metrics import Metric
 from fedgist.methods.common.method_looks import INK
-from fedgist.report.comparison import Study, common_column, group
-from fedgist.report.drawing import (
+from fedgist.report.pictures.drawing import (
     HEIGHT,
     STYLE,
     WIDTH,
@@ -26,8 +25,7 @@ from fedgist.report.drawing import (
     wrapped,
     write_figure,
 )
-from fedgist.report.mean_counts import sentence
-from fedgist.report.plot_elements import (
+from fedgist.report.pictures.plot_elements import (
     End,
     byte_ticks,
     draw_band,
@@ -36,7 +34,9 @@ from fedgist.report.plot_elements import (
     name_lines,
     whole_ticks,
 )
-from fedgist.report.row_styles import RowStyle, styles_of
+from fedgist.report.pictures.row_styles import RowStyle, styles_of
+from fedgist.report.tables.comparison import Study, common_column, group
+from fedgist.report.tables.mean_counts import sentence
 from fedgist.runs.columns import ACCURACY, measured, spread_of
 from fedgist.runs.finished.finished_run import FinishedRun
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import PaperSection
-from fedgist.report.comparison import (
+from fedgist.report.formatting import Sheet, bits_text
+from fedgist.report.tables.comparison import (
     SIGNIFICANT,
     Paper,
     Row,
@@ -20,9 +21,8 @@ from fedgist.report.comparison import (
     against,
     paper_numbers,
 )
-from fedgist.report.formatting import Sheet, bits_text
-from fedgist.report.stats import Estimate, estimate, holm, smallest_p
-from fedgist.report.tables import chance, printed_accuracy, shower
+from fedgist.report.tables.stats import Estimate, estimate, holm, smallest_p
+from fedgist.report.tables.study_tables import chance, printed_accuracy, shower
 
 TUNED = "eval/client/finetuned_accuracy_mean"
 TRAINED = "eval/client/trained_accuracy_mean"

@@ -1,0 +1,1 @@
+"""Studies as pictures: what they show, how it is drawn, and how rows look."""

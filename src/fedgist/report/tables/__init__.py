@@ -1,0 +1,1 @@
+"""Studies as tables: runs grouped into rows, compared, and set beside a paper's numbers."""
