@@ -31,7 +31,7 @@ from fedgist.methods.common.server_training import STEPS_AT_ONCE
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.flesd import FLESD, SimilarityDistillation
 from fedgist.methods.merged_codist import MergedCodist
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 from fedgist.testing import LAWS, Law, LawError, MethodUnderTest
 from fedgist.testing.laws import try_law
 from fedgist.testing.small_worlds import without_times

@@ -47,7 +47,7 @@ from fedgist.methods.common.averaging import Weights
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.record import read_lines
+from fedgist.runs.files.record import read_lines
 from fedgist.runs.round import Observer
 
 FEW, MANY = 3, 50

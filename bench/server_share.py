@@ -45,8 +45,8 @@ from fedgist.engines.worker_pool import WorkerPool
 from fedgist.methods import METHODS, base_name
 from fedgist.methods.common.server_training import is_server_stage
 from fedgist.runs import runner
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished.probes import probe_of
-from fedgist.runs.record import Line
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,7 +30,7 @@ from fedgist.report.pictures.feature_pictures import (
 from fedgist.report.pictures.varied import draw_varied as draw_lines
 from fedgist.report.pictures.varied import varied
 from fedgist.report.tables import comparison
-from fedgist.runs.columns import over_clients
+from fedgist.runs.files.columns import over_clients
 from fedgist.runs.finished import run_reader
 from results_pictures import write
 

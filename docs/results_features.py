@@ -20,7 +20,7 @@ from fedgist.recipe.reading import read
 from fedgist.report.pictures.drawing import STYLE, FigureTable, Picture, matplotlib, new_figure
 from fedgist.report.pictures.feature_pictures import SavedFeatures, arranged, saved
 from fedgist.report.pictures.plot_elements import SIGNS
-from fedgist.runs.record import FEATURES, features_of
+from fedgist.runs.files.record import FEATURES, features_of
 from results_pictures import write
 
 if TYPE_CHECKING:

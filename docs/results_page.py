@@ -27,7 +27,7 @@ from fedgist.report.tables.paper_comparison import (
     readings,
 )
 from fedgist.report.terminal.table_formats import markdown_table
-from fedgist.runs.columns import EPSILON
+from fedgist.runs.files.columns import EPSILON
 from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
 from results_pictures import pictures, write
 from results_prose import Sources, rendered, updated

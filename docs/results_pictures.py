@@ -14,8 +14,8 @@ from fedgist.report.pictures.curves import RunLines, by_bytes, by_round
 from fedgist.report.pictures.drawing import STYLE, Picture, matplotlib, new_figure
 from fedgist.report.pictures.varied import draw_varied
 from fedgist.report.tables.stats import estimate
-from fedgist.runs.columns import measured
-from fedgist.runs.digests import of_text
+from fedgist.runs.files.columns import measured
+from fedgist.runs.files.digests import of_text
 from fedgist.runs.finished.finished_run import FinishedRun
 from results_cells import Experiment
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from fedgist.report.tables.comparison import Row
 from fedgist.report.tables.paper_comparison import PaperRow
-from fedgist.runs.columns import measured
+from fedgist.runs.files.columns import measured
 from results_cells import Experiment
 
 MARKED = re.compile(r"\{([^|{}]+)\|([^{}]+)\}")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedgist.runs.seals import DIGESTS, of_file
+from fedgist.runs.files.seals import DIGESTS, of_file
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
 METRICS, PARTITION, FEATURES = "metrics.json", "partition.json", "features.safetensors"

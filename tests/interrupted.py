@@ -15,7 +15,7 @@ import torch
 import fedgist
 from fedgist.core.method import Context, Method, Replies
 from fedgist.errors import Stopped
-from fedgist.runs import checkpoint
+from fedgist.runs.files import checkpoint
 from fedgist.runs.round import Observer, ServerRun
 from fedgist.testing.small_worlds import without_times
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedgist
 from fedgist.core import random
 from fedgist.data.dataset import Dataset
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 from fedgist.testing.small_worlds import law_world, trace, without_times
 from method_objects import METHOD_OBJECTS
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedgist.federation.server.status import STATUS
 from fedgist.recipe.reading import make
-from fedgist.runs.checkpoint import Binding, Checkpoint, save
-from fedgist.runs.record import (
+from fedgist.runs.files.checkpoint import Binding, Checkpoint, save
+from fedgist.runs.files.record import (
     FORMAT,
     FORMAT_KEY,
     LINES,
@@ -21,7 +21,7 @@ from fedgist.runs.record import (
     read_bytes_or_empty,
     read_usable_lines,
 )
-from fedgist.runs.seals import DIGESTS, files_in, of_files, sealed
+from fedgist.runs.files.seals import DIGESTS, files_in, of_files, sealed
 
 # what the server of a federation writes into the folder of its run
 FEDERATION_STATE: dict[str, Any] = {

@@ -28,10 +28,10 @@ from fedgist.errors import FedgistError, RecipeError, first_line
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make
 from fedgist.runs import runner
-from fedgist.runs.columns import TRAIN_LOSS
+from fedgist.runs.files.columns import TRAIN_LOSS
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import read_run
-from fedgist.runs.record import Line
 from fedgist.runs.round import Observer
 from fedgist.runs.versions import is_current
 from fedgist.world.server_context import ServerContext

@@ -19,7 +19,7 @@ from traitlets.config import Config
 
 import fedgist
 from fedgist.methods.fedavg import FedAvg
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 from fedgist.testing.small_worlds import blobs, rows
 
 QUICK: dict[str, Any] = {

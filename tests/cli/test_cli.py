@@ -18,7 +18,7 @@ import torch
 
 from commands import Command, call, fedgist, wait_for_ends, wait_until
 from fedgist.core import random as keyed
-from fedgist.runs import checkpoint
+from fedgist.runs.files import checkpoint
 from interrupted import bare
 
 pytestmark = pytest.mark.slow  # each command is a process that imports torch

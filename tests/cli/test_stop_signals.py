@@ -25,7 +25,7 @@ from commands import (
     wait_until,
 )
 from fedgist.engines.stop_signals import AS_ONE_S, stoppable
-from fedgist.runs import checkpoint
+from fedgist.runs.files import checkpoint
 from interrupted import bare
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

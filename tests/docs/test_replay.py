@@ -12,7 +12,7 @@ import pytest
 import fedgist
 import replay
 from fedgist.recipe.reading import make
-from fedgist.runs.columns import TRAIN_LOSS
+from fedgist.runs.files.columns import TRAIN_LOSS
 from fedgist.runs.finished.archived_run import archived_part, to_csv
 from fedgist.runs.finished.run_reader import read_run
 

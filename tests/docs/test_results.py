@@ -20,9 +20,9 @@ from fedgist.methods import METHODS
 from fedgist.recipe.reading import make as make_recipe
 from fedgist.recipe.reading import read
 from fedgist.report.formatting import Sheet
+from fedgist.runs.files.record import FEATURES
 from fedgist.runs.finished.archived_run import to_csv
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import FEATURES
 from fedgist.runs.versions import ARITHMETIC
 from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
 from results_page import COPIES, DATA, DOCS, claims, make, section, tables_of, with_tables

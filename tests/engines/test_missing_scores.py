@@ -22,7 +22,7 @@ from fedgist.engines.loopback_engine import LoopbackEngine
 from fedgist.engines.remote_engine import Patience, tables_of
 from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.errors import MessageError
-from fedgist.runs.columns import clients_in
+from fedgist.runs.files.columns import clients_in
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import ALONE, SIZES, loopback, world
 

@@ -17,7 +17,7 @@ from commands import Command, call, fedgist, wait_until
 from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import DataError, WorkerError
 from fedgist.methods import METHODS
-from fedgist.runs.checkpoint import load
+from fedgist.runs.files.checkpoint import load
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.ray_engine import HostRecipe, ShardHost
 from fedgist.testing.small_worlds import PAIRS, law_world, local_engine, trace, world

@@ -27,7 +27,7 @@ from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.errors import FederationError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedavg import FedAvg
-from fedgist.runs.record import read_lines
+from fedgist.runs.files.record import read_lines
 from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.example_methods import EXAMPLES, Relay

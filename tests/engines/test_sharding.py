@@ -22,8 +22,8 @@ from fedgist.errors import CheckpointError, DiskFullError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
-from fedgist.runs import atomic_files
-from fedgist.runs.checkpoint import load
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.checkpoint import load
 from fedgist.runs.prepare import prepare_run
 from fedgist.runs.ray_engine import ShardHost
 from fedgist.runs.runner import load_run

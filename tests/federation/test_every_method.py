@@ -14,9 +14,9 @@ from fedgist.federation.server.run_state import RunStateFile
 from fedgist.federation.site.agent import MODELS
 from fedgist.methods import METHODS
 from fedgist.runs.evaluation import score_rows
+from fedgist.runs.files.record import read_lines
 from fedgist.runs.finished.trained_models import trained_model
 from fedgist.runs.forgetting import forget
-from fedgist.runs.record import read_lines
 from fedgist.runs.runner import load_run
 from real_federation import compare
 from sites_in_threads import Kits

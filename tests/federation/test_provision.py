@@ -24,7 +24,7 @@ from fedgist.errors import KitError
 from fedgist.federation.keys import certificates, provision
 from fedgist.federation.keys.kits import read_kit
 from fedgist.federation.keys.roster import read_roster
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 
 pytestmark = pytest.mark.slow  # each command is a process
 

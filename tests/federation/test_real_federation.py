@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commands import fedgist
-from fedgist.runs.record import read_lines
+from fedgist.runs.files.record import read_lines
 from real_federation import RealFederation, compare, real_federation
 from three_sites import ARCHITECTURES, HETEROGENEOUS, NAMES, recipe, recipe_of, simulated
 

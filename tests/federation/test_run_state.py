@@ -25,8 +25,8 @@ from fedgist.federation.server.serving import RosterFile, SiteDesk
 from fedgist.federation.server.status import STATUS, SiteStatus, StatusBoard, read_status
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.resolve import resolve
+from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS
 from fedgist.runs.round import context
-from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS
 from three_sites import NAMES, SAME, parsed, recipe
 
 THREADS, SITES, WRITES = 4, 50, 400

@@ -13,7 +13,7 @@ from fedgist.errors import MessageError, SiteError
 from fedgist.federation.site import ledger as site_ledger
 from fedgist.federation.site.audit_log import AUDIT
 from fedgist.federation.site.ledger import LEDGER, BudgetError, Ledger, Limits, Spent
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 
 LIMITS = Limits(5.0, 1e-5)
 

@@ -13,7 +13,7 @@ import torch
 from fedgist.engines.site import Answered, SiteState
 from fedgist.errors import DiskFullError, SiteError
 from fedgist.federation.site.store import SiteStore
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 
 RUN = "0123456789abcdef"
 

@@ -15,7 +15,7 @@ from fedgist.federation.agreement.recipe_check import check_setup
 from fedgist.federation.site.file import read_site_file
 from fedgist.federation.site.setup import allowed_rows, plain_data
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.record import read_lines
+from fedgist.runs.files.record import read_lines
 from real_federation import compare
 from sites_in_threads import Kits
 from small_tasks import TASKS, federated, labels, numbers

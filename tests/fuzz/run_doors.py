@@ -26,11 +26,11 @@ import fedgist
 from fedgist.cli.main import main
 from fedgist.errors import InputError
 from fedgist.recipe.reading import read
-from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.files import checkpoint as checkpoints
+from fedgist.runs.files.record import STATE
+from fedgist.runs.files.seals import HEADER_KEY
 from fedgist.runs.finished import archived_run
 from fedgist.runs.finished.run_reader import read_run
-from fedgist.runs.record import STATE
-from fedgist.runs.seals import HEADER_KEY
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fuzz.mutations import spoil_bytes, spoil_lines, spoil_tree

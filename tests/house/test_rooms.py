@@ -110,7 +110,7 @@ def test_names_of_engines_stay_with_the_engines_and_what_chooses_them() -> None:
 
 def test_only_one_file_makes_consoles() -> None:
     # names are data: elsewhere rich would take brackets in them for markup
-    room = PACKAGE / "report" / "terminal.py"
+    room = PACKAGE / "report" / "terminal" / "console.py"
     makers = {"Console", "TextColumn"}
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -15,7 +15,7 @@ from fedgist.core import random
 from fedgist.data.row_seeds import seeds_of
 from fedgist.engines import reader_pool
 from fedgist.errors import DataError, RecipeError, WorkerError
-from fedgist.runs import checkpoint
+from fedgist.runs.files import checkpoint
 from interrupted import StopAfter
 from lazy.lazy_worlds import RECIPE, Blobs, Files, record, with_data, with_engine, write_rows
 from pretended_cluster import pretend

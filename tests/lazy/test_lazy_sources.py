@@ -21,7 +21,7 @@ from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.user_rows import user_rows
 from fedgist.errors import DataError, RecipeError
 from fedgist.recipe.reading import read as read_recipe
-from fedgist.runs.digests import of_all_rows
+from fedgist.runs.files.digests import of_all_rows
 from lazy.lazy_worlds import RECIPE, Blobs, Files, record, write_rows
 
 COUNT = 40

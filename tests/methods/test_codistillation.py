@@ -27,9 +27,9 @@ from fedgist.methods.common.codistillation import Distillation
 from fedgist.methods.merged_codist import MergedCodist, merge
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.recipe.reading import make, read
-from fedgist.runs import checkpoint
 from fedgist.runs import run_rounds as rounds
-from fedgist.runs.record import read_lines
+from fedgist.runs.files import checkpoint
+from fedgist.runs.files.record import read_lines
 from fedgist.runs.round import ServerRun
 from fedgist.runs.round_record import PartialRound, RoundRecord
 from fedgist.testing.small_worlds import (

@@ -25,7 +25,7 @@ from fedgist.engines.engine import Simulation
 from fedgist.errors import InputError
 from fedgist.methods.common.latest_messages import LatestMessages
 from fedgist.methods.repshare import PeerRepresentations, Relay, Released, RepShare
-from fedgist.runs.record import read_lines
+from fedgist.runs.files.record import read_lines
 from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
 from fedgist.training.stacking_plan import Plan

@@ -17,7 +17,7 @@ from fedgist.errors import ReportError
 from fedgist.report import page
 from fedgist.report.pictures import study_pictures as pictures
 from fedgist.report.tables import comparison
-from fedgist.runs.file_checks import fault_of_client, fault_of_recipe, fault_of_round
+from fedgist.runs.files.file_checks import fault_of_client, fault_of_recipe, fault_of_round
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import find, readable
 

@@ -19,8 +19,8 @@ from fedgist.report.pictures.drawing import Picture
 from fedgist.report.pictures.feature_pictures import borders_of, plane
 from fedgist.report.pictures.varied import over, varied
 from fedgist.report.tables import comparison
+from fedgist.runs.files.record import FEATURES
 from fedgist.runs.finished.run_reader import find
-from fedgist.runs.record import FEATURES
 from written import sealed_run, write_run
 
 SLOW = pytest.mark.slow

@@ -20,7 +20,7 @@ from fedgist.cli.main import app
 from fedgist.errors import ReportError
 from fedgist.report.tracking.tracker_names import TRACKERS, tracker
 from fedgist.report.tracking.wandb_tracker import WandB
-from fedgist.runs.record import Line, read_lines
+from fedgist.runs.files.record import Line, read_lines
 from fedgist.testing.small_worlds import blobs, rows
 
 import commands  # isort: skip

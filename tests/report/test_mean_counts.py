@@ -15,10 +15,10 @@ from fedgist.report.tables import study_tables as tables
 from fedgist.report.tables.mean_counts import who_is_missing
 from fedgist.report.terminal import watch
 from fedgist.report.terminal.table_formats import as_data
-from fedgist.runs.columns import ACCURACY, clients_in
+from fedgist.runs.files.columns import ACCURACY, clients_in
+from fedgist.runs.files.record import read_lines
 from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
 from fedgist.runs.finished.run_reader import read_run
-from fedgist.runs.record import read_lines
 from three_sites import SAME, recipe, rows_of_sites
 
 TINY, PART = "Tiny", "2 of 3 clients"

@@ -26,8 +26,8 @@ from fedgist.report.tables import comparison
 from fedgist.report.terminal.console import SheetView, console, paragraph
 from fedgist.report.terminal.progress import Json, Plain
 from fedgist.report.terminal.table_formats import in_words, render
+from fedgist.runs.files.record import PARTITION
 from fedgist.runs.finished.run_reader import find
-from fedgist.runs.record import PARTITION
 from fedgist.studies.job import Event, Job
 
 from commands import call  # isort: skip

@@ -25,9 +25,9 @@ from fedgist.report.pictures import drawing
 from fedgist.report.pictures import study_pictures as pictures
 from fedgist.report.pictures.feature_pictures import CACHE, tsne_points
 from fedgist.report.tables import comparison
+from fedgist.runs.files.record import FEATURES, PARTITION
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.finished.trained_models import simulation
-from fedgist.runs.record import FEATURES, PARTITION
 
 from browsers import in_browser, new_page, open_browser  # isort: skip
 from written import sealed_run, write_run  # isort: skip

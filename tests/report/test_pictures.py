@@ -20,8 +20,8 @@ from fedgist.report.pictures import study_pictures as pictures
 from fedgist.report.pictures.drawing import STYLE, Picture, matplotlib, short
 from fedgist.report.pictures.plot_elements import spread
 from fedgist.report.tables import comparison
+from fedgist.runs.files.record import FEATURES, PARTITION
 from fedgist.runs.finished.run_reader import find
-from fedgist.runs.record import FEATURES, PARTITION
 
 from written import sealed_run, write_run  # isort: skip
 

@@ -14,10 +14,10 @@ import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import CheckpointError, SealError
 from fedgist.report.tracking.tracker_names import TRACKERS
+from fedgist.runs.files.record import FORMAT_KEY, read_lines
+from fedgist.runs.files.run_directory import locked
+from fedgist.runs.files.seals import seal_of
 from fedgist.runs.finished import run_reader
-from fedgist.runs.record import FORMAT_KEY, read_lines
-from fedgist.runs.run_directory import locked
-from fedgist.runs.seals import seal_of
 
 from edits import EDITS, better, later, lines, text  # isort: skip
 from interrupted import killed_in_round  # isort: skip

@@ -17,9 +17,9 @@ from fedgist.errors import ReportError
 from fedgist.report.terminal import watch
 from fedgist.report.tracking.sending import Sender
 from fedgist.report.tracking.tracker_names import tracker
+from fedgist.runs.files.run_directory import LOCK, locked
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import find
-from fedgist.runs.run_directory import LOCK, locked
 
 from written import write_run  # isort: skip
 

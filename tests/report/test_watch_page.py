@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedgist.federation.server.status import STATUS, FederationStatus, SiteStatus, read_status
 from fedgist.report.page import watch_page
 from fedgist.report.page.watch_page import RunView, fragment, page, read_state
-from fedgist.runs.run_directory import LOCK, locked
+from fedgist.runs.files.run_directory import LOCK, locked
 
 from written import FEDERATION_STATE, change_line, write_federation, write_run  # isort: skip
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import fedgist
 from fedgist.errors import DataError
+from fedgist.runs.files.record import Line
+from fedgist.runs.files.seals import Seal
 from fedgist.runs.finished.archived_run import archived_part, is_archived, read_csv, to_csv
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import read_run
-from fedgist.runs.record import Line
-from fedgist.runs.seals import Seal
 
 METHOD: dict[str, object] = {"method": {"name": "fedlog"}}
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -16,9 +16,9 @@ from fedgist.errors import RecipeError
 from fedgist.report.tables.comparison import study
 from fedgist.report.tables.run_tables import overview
 from fedgist.runs.best_round import Selection
-from fedgist.runs.checkpoint import load
+from fedgist.runs.files.checkpoint import load
+from fedgist.runs.files.record import Line, is_over, read_result
 from fedgist.runs.finished import run_reader
-from fedgist.runs.record import Line, is_over, read_result
 from fedgist.runs.runner import load_run
 from fedgist.studies.job import Job
 from fedgist.studies.jobs import is_done

@@ -12,8 +12,8 @@ import pytest
 
 import fedgist
 from fedgist.errors import DiskFullError, OutputError
-from fedgist.runs import atomic_files
-from fedgist.runs.record import Record
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.record import Record
 
 from commands import call  # isort: skip
 from written import write_run  # isort: skip

@@ -24,7 +24,7 @@ from fedgist.errors import RecipeError
 from fedgist.report.tables.comparison import study
 from fedgist.report.tables.mean_counts import part_of_run
 from fedgist.report.tables.run_tables import overview
-from fedgist.runs.columns import ACCURACY, of_all
+from fedgist.runs.files.columns import ACCURACY, of_all
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.lost_models import NOT_FINITE
 from fedgist.studies.tune import Tuner

@@ -17,8 +17,8 @@ from fedgist.engines.engine import Scores, ScoreTable
 from fedgist.errors import RecipeError, ReportError
 from fedgist.methods.fedavg import FedAvg
 from fedgist.report.tables.comparison import study
-from fedgist.runs.columns import measured, over_clients, read_described
 from fedgist.runs.evaluation import columns, server_columns
+from fedgist.runs.files.columns import measured, over_clients, read_described
 from fedgist.runs.finished import run_reader
 from fedgist.testing.example_methods import TwoStages
 from fedgist.testing.small_worlds import (

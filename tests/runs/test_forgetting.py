@@ -16,8 +16,8 @@ from fedgist.core.method import Context
 from fedgist.errors import MethodError
 from fedgist.methods.common.latest_messages import NEVER
 from fedgist.methods.fd import FD
-from fedgist.runs.checkpoint import load
-from fedgist.runs.record import read_lines
+from fedgist.runs.files.checkpoint import load
+from fedgist.runs.files.record import read_lines
 from fedgist.testing import MethodUnderTest
 from fedgist.testing.small_worlds import federation
 

@@ -33,10 +33,10 @@ from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedrep import FedRep
 from fedgist.recipe.reading import make
 from fedgist.runs import run_rounds
-from fedgist.runs.checkpoint import Binding, Checkpoint, load
+from fedgist.runs.files.checkpoint import Binding, Checkpoint, load
+from fedgist.runs.files.record import RELEASES, read_lines
 from fedgist.runs.finished import run_reader
 from fedgist.runs.prepare import host_settings
-from fedgist.runs.record import RELEASES, read_lines
 from fedgist.runs.round import Observer, add_central_noise
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.laws import EPSILON, ROUNDINGS, close

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from fedgist.core.replies import Asked
 from fedgist.errors import CheckpointError, DiskFullError, OutputError
-from fedgist.runs import atomic_files as files
-from fedgist.runs import checkpoint
-from fedgist.runs.checkpoint import Binding, Checkpoint
-from fedgist.runs.record import STATE, Record, read_lines, summary, to_json
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files import checkpoint
+from fedgist.runs.files.checkpoint import Binding, Checkpoint
+from fedgist.runs.files.record import STATE, Record, read_lines, summary, to_json
 from fedgist.runs.round_record import RoundRecord
 
 

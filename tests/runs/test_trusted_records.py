@@ -21,8 +21,9 @@ from fedgist.data.dataset import Dataset
 from fedgist.errors import CheckpointError, DataError, InputError, RecipeError
 from fedgist.methods.fedavg import FedAvg
 from fedgist.recipe.overrides import Overrides
-from fedgist.runs import atomic_files, checkpoint, digests, resuming, runner
-from fedgist.runs.record import STATE, Record, read_lines
+from fedgist.runs import resuming, runner
+from fedgist.runs.files import atomic_files, checkpoint, digests
+from fedgist.runs.files.record import STATE, Record, read_lines
 from fedgist.testing.laws import equal
 from fedgist.testing.small_worlds import blobs
 from interrupted import StopAfter, bare

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from fedgist.cli.main import app
 from fedgist.errors import JobsError
+from fedgist.runs.files.seals import seal_of
 from fedgist.runs.finished.archived_run import read_csv
-from fedgist.runs.seals import seal_of
 
 from edits import EDITS  # isort: skip
 

@@ -16,7 +16,7 @@ from fedgist.cli.recipe_files import folder
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
-from fedgist.runs.columns import VALIDATION_ACCURACY
+from fedgist.runs.files.columns import VALIDATION_ACCURACY
 from fedgist.studies import private_choice
 from fedgist.studies.job import Event
 from fedgist.studies.private_choice import check_search, noisy_max, source_of_bits

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from commands import Command, fedgist, wait_until
-from fedgist.runs.run_directory import LOCK
-from fedgist.runs.seals import seal_of
+from fedgist.runs.files.run_directory import LOCK
+from fedgist.runs.files.seals import seal_of
 from ray_nodes import Nodes
 
 pytestmark = pytest.mark.slow

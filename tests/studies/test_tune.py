@@ -17,7 +17,7 @@ from fedgist.cli.recipe_files import find_recipe, find_space, folder, shipped
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import OutputError, RecipeError
 from fedgist.recipe.reading import read
-from fedgist.runs.columns import VALIDATION_ACCURACY
+from fedgist.runs.files.columns import VALIDATION_ACCURACY
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
 from fedgist.studies.search_space import Range, extremes, own_values, read_space

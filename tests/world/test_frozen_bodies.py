@@ -21,7 +21,7 @@ from fedgist.methods import METHODS
 from fedgist.methods.flesd import FLESD, SimilarityDistillation
 from fedgist.models import MODELS
 from fedgist.recipe.reading import make
-from fedgist.runs.checkpoint import load
+from fedgist.runs.files.checkpoint import load
 from fedgist.runs.finished.model_files import CONFIG, WEIGHTS, export, export_adapters
 from fedgist.runs.finished.trained_models import ClientModel, trained_model
 from fedgist.runs.runner import load_run

@@ -15,8 +15,8 @@ import fedgist
 from fedgist.core import random
 from fedgist.core.method import Order
 from fedgist.errors import CheckpointError, RecipeError
+from fedgist.runs.files.record import Record, read_lines
 from fedgist.runs.finished.trained_models import client_model
-from fedgist.runs.record import Record, read_lines
 from fedgist.testing import laws
 from fedgist.testing.small_worlds import ALONE, PAIRS, SIZES, federation, loopback, trace, world
 from fedgist.world.graph import Neighbors, _by_chance, _regular

@@ -17,8 +17,8 @@ from fedgist import run
 from fedgist.cli.main import app
 from fedgist.errors import DataError, RecipeError
 from fedgist.recipe.reading import make
-from fedgist.runs.columns import of_all
 from fedgist.runs.evaluation import check_evaluation
+from fedgist.runs.files.columns import of_all
 from fedgist.testing.small_worlds import world_of
 from fedgist.world.data import client_number
 

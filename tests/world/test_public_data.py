@@ -13,8 +13,8 @@ import fedgist
 from fedgist.errors import InputError, RecipeError
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.runs.columns import VALIDATION_ACCURACY
 from fedgist.runs.evaluation import check_evaluation
+from fedgist.runs.files.columns import VALIDATION_ACCURACY
 from fedgist.studies.tune import Tuner
 from fedgist.testing.small_worlds import blobs, rows, world_of
 from fedgist.world.world import World

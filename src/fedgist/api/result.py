@@ -10,9 +10,9 @@ from fedgist.errors import printable
 from fedgist.report.formatting import bytes_text, html_table, paragraph, score_text
 from fedgist.report.tables.run_tables import rounds_sheet
 from fedgist.report.terminal.progress import main_column, title
-from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
+from fedgist.runs.files.columns import DOWN_BYTES, UP_BYTES
+from fedgist.runs.files.record import Line, totals
 from fedgist.runs.finished.trained_models import ClientModel, trained_model
-from fedgist.runs.record import Line, totals
 from fedgist.runs.round import ServerRun
 from fedgist.world.world import World
 

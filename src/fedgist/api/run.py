@@ -33,7 +33,7 @@ from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.reading import Recipe, make, read, read_recorded
 from fedgist.report.tracking.own_logger import Logger
 from fedgist.runs import runner
-from fedgist.runs.record import RECIPE, Line
+from fedgist.runs.files.record import RECIPE, Line
 from fedgist.runs.round import Observer
 
 

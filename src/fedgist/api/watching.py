@@ -18,7 +18,7 @@ from fedgist.report.terminal.console import console
 from fedgist.report.terminal.progress import main_column, observing, title, troubles
 from fedgist.report.tracking.live_tracking import tracking
 from fedgist.report.tracking.tracker import Tracker
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
 

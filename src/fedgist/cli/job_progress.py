@@ -19,8 +19,8 @@ from fedgist.report.terminal.console import column, console, say, words
 from fedgist.report.tracking.job_tracking import JobTracking
 from fedgist.report.tracking.sending import LiveSender
 from fedgist.report.tracking.tracker_names import trackers
-from fedgist.runs.columns import of_main
-from fedgist.runs.record import Line
+from fedgist.runs.files.columns import of_main
+from fedgist.runs.files.record import Line
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import ENDS, Event, Job, Listener, Places
 

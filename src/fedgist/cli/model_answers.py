@@ -29,11 +29,12 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.report.formatting import Sheet, csv_text, percent, score_text
 from fedgist.report.tables.prediction_table import prediction_lines
 from fedgist.report.terminal.console import SheetView, console, say
-from fedgist.runs import atomic_files, runner
+from fedgist.runs import runner
 from fedgist.runs.evaluation import score_rows
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.record import to_json
 from fedgist.runs.finished.probes import PROBES, probed
 from fedgist.runs.finished.trained_models import ClientModel, server_net, trained_model
-from fedgist.runs.record import to_json
 from fedgist.runs.round import ServerRun
 from fedgist.world.data import client_number
 from fedgist.world.world import World

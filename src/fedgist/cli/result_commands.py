@@ -31,7 +31,7 @@ from fedgist.report.terminal.table_formats import Format, in_words, render
 from fedgist.report.terminal.text_chart import chart_of
 from fedgist.report.tracking.sending import Sender
 from fedgist.report.tracking.tracker_names import trackers
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
 

@@ -32,9 +32,9 @@ from fedgist.report.tables.run_tables import overview
 from fedgist.report.terminal.console import SheetView, console, say, words
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.report.tracking.tracker_names import trackers
+from fedgist.runs.files.record import to_json
+from fedgist.runs.files.run_directory import as_folder
 from fedgist.runs.finished import run_reader
-from fedgist.runs.record import to_json
-from fedgist.runs.run_directory import as_folder
 
 if TYPE_CHECKING:
     from fedgist.runs.round import Observer

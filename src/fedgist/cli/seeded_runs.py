@@ -11,9 +11,9 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read
 from fedgist.runs import runner
 from fedgist.runs.composition import notes_on
+from fedgist.runs.files.record import RECIPE, is_over
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import RECIPE, is_over
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
 

@@ -34,8 +34,8 @@ from fedgist.report.tables.comparison import Study
 from fedgist.report.tables.paper_comparison import side_by_side
 from fedgist.report.terminal import table_formats
 from fedgist.report.terminal.console import console, say, words
-from fedgist.runs import atomic_files
 from fedgist.runs.composition import notes_on
+from fedgist.runs.files import atomic_files
 from fedgist.runs.finished import run_reader
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job

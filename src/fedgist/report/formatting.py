@@ -16,8 +16,8 @@ from html import escape
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import printable
-from fedgist.runs.columns import COMPLETE, EXPECTED
-from fedgist.runs.record import Line
+from fedgist.runs.files.columns import COMPLETE, EXPECTED
+from fedgist.runs.files.record import Line
 
 MINUTE = 60  # seconds in a minute, and minutes in an hour
 UNITS = ("B", "kB", "MB", "GB", "TB")

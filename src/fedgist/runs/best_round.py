@@ -13,8 +13,8 @@ from typing import Any
 from fedgist.core.metrics import Direction
 from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
-from fedgist.runs.columns import over_clients
-from fedgist.runs.record import Line
+from fedgist.runs.files.columns import over_clients
+from fedgist.runs.files.record import Line
 from fedgist.world.server_context import ServerContext
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedgist.errors import listed
-from fedgist.runs.columns import DIVERGED
-from fedgist.runs.record import Line
+from fedgist.runs.files.columns import DIVERGED
+from fedgist.runs.files.record import Line
 
 MOST_NAMES = 8
 

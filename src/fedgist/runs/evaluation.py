@@ -20,7 +20,7 @@ from fedgist.engines.engine import Scores
 from fedgist.errors import RecipeError, listed
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.best_round import check_selection
-from fedgist.runs.columns import (
+from fedgist.runs.files.columns import (
     CONFUSION,
     COUNT,
     COUNT_OF,
@@ -32,8 +32,8 @@ from fedgist.runs.columns import (
     over_clients,
     over_models,
 )
+from fedgist.runs.files.record import Line
 from fedgist.runs.lost_models import NOT_FINITE
-from fedgist.runs.record import Line
 from fedgist.training.inference import rows_at_once
 from fedgist.world.data import check_moments
 from fedgist.world.server_context import ServerContext

@@ -12,11 +12,11 @@ from fedgist.core.tree import named
 from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.errors import CheckpointError, MethodError
 from fedgist.recipe.overrides import Overrides
-from fedgist.runs import checkpoint as checkpoints
-from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.files import checkpoint as checkpoints
+from fedgist.runs.files.checkpoint import Checkpoint
+from fedgist.runs.files.run_directory import locked
 from fedgist.runs.last_download import DOWNLOADS
 from fedgist.runs.round import ServerRun
-from fedgist.runs.run_directory import locked
 from fedgist.runs.runner import load_run
 from fedgist.world.data import client_number
 

@@ -11,9 +11,9 @@ import torch
 from fedgist.core.message import pack, registered, type_name, unpack
 from fedgist.core.tree import Tree
 from fedgist.errors import CheckpointError, MessageError, first_line
-from fedgist.runs import atomic_files as files
-from fedgist.runs.array_files import BROKEN, as_bytes, read_arrays
-from fedgist.runs.record import STATE
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.array_files import BROKEN, as_bytes, read_arrays
+from fedgist.runs.files.record import STATE
 
 DOWNLOADS = STATE.with_name("downloads.safetensors")
 HEADER = "fedgist"

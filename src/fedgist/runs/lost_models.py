@@ -11,7 +11,7 @@ import torch
 from fedgist.core.finite_scores import LOST
 from fedgist.core.metrics import LOSS
 from fedgist.engines.engine import Scores, ScoreTable
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 
 NOT_FINITE = "its model is not finite"
 

@@ -24,8 +24,8 @@ from fedgist.errors import RecipeError
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
+from fedgist.runs.files.state_parts import Parts, write_part
 from fedgist.runs.kernels_of_plans import with_kernels
-from fedgist.runs.state_parts import Parts, write_part
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
 

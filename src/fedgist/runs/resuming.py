@@ -24,11 +24,11 @@ from fedgist.data.row_traces import traces
 from fedgist.engines.engine import EVALUATE
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.recipe.reading import Recipe, defaults, flat
-from fedgist.runs.checkpoint import Binding, Checkpoint, load
-from fedgist.runs.digests import of_all_rows, of_arrays, of_text
-from fedgist.runs.record import FEATURES, features_in
+from fedgist.runs.files.checkpoint import Binding, Checkpoint, load
+from fedgist.runs.files.digests import of_all_rows, of_arrays, of_text
+from fedgist.runs.files.record import FEATURES, features_in
+from fedgist.runs.files.seals import MENDING, of_file, seal_of
 from fedgist.runs.round import context, start_server
-from fedgist.runs.seals import MENDING, of_file, seal_of
 from fedgist.runs.versions import Computed
 from fedgist.world.server_context import ServerContext
 from fedgist.world.server_sets import PartialTestSet

@@ -35,12 +35,12 @@ from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, wa
 from fedgist.engines.sharding import merged
 from fedgist.errors import TooFewRepliesError
 from fedgist.runs import divergence, evaluation, lost_models
-from fedgist.runs.checkpoint import Checkpoint
-from fedgist.runs.columns import EPSILON
-from fedgist.runs.record import Line
-from fedgist.runs.releases import Releases
+from fedgist.runs.files.checkpoint import Checkpoint
+from fedgist.runs.files.columns import EPSILON
+from fedgist.runs.files.record import Line
+from fedgist.runs.files.releases import Releases
+from fedgist.runs.files.state_parts import Parts
 from fedgist.runs.round_record import PartialRound, PausedError, RoundRecord, edges_of, under_way
-from fedgist.runs.state_parts import Parts
 from fedgist.training.client_store import check_alike
 from fedgist.world.server_context import ServerContext
 

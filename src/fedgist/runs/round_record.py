@@ -13,8 +13,15 @@ from fedgist.core.peer_method import PeerMethod
 from fedgist.core.replies import Asked
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
-from fedgist.runs.columns import COMPLETE, DIVERGED, DOWN_BYTES, EXPECTED, TRAIN_LOSS, UP_BYTES
-from fedgist.runs.record import Line
+from fedgist.runs.files.columns import (
+    COMPLETE,
+    DIVERGED,
+    DOWN_BYTES,
+    EXPECTED,
+    TRAIN_LOSS,
+    UP_BYTES,
+)
+from fedgist.runs.files.record import Line
 
 
 class PausedError(Exception):

@@ -20,13 +20,13 @@ from fedgist.data.sources.file_sizes import in_words
 from fedgist.engines.engine import Engine, SpreadSimulation, metrics_of
 from fedgist.engines.stop_signals import stoppable
 from fedgist.errors import DiskFullError, RecipeError, Stopped, WorkerError, resume_command
-from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.best_round import selection_notes, selection_of
-from fedgist.runs.checkpoint import Binding, Checkpoint
-from fedgist.runs.columns import UNSCORED, described, is_count, of_main, tuned_over_clients
 from fedgist.runs.divergence import divergence_notes
 from fedgist.runs.evaluation import not_scored, not_scored_notes, with_names
-from fedgist.runs.record import (
+from fedgist.runs.files import checkpoint as checkpoints
+from fedgist.runs.files.checkpoint import Binding, Checkpoint
+from fedgist.runs.files.columns import UNSCORED, described, is_count, of_main, tuned_over_clients
+from fedgist.runs.files.record import (
     FORMAT,
     FORMAT_KEY,
     METRICS_FILE,
@@ -44,12 +44,12 @@ from fedgist.runs.record import (
     to_json,
     totals,
 )
-from fedgist.runs.releases import Releases, read_releases
+from fedgist.runs.files.releases import Releases, read_releases
+from fedgist.runs.files.run_directory import PARTICIPANTS
+from fedgist.runs.files.seals import DIGESTS, of_files, sealed
 from fedgist.runs.resuming import binding_of, check_binding, check_features, of_server
 from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.round_record import PausedError
-from fedgist.runs.run_directory import PARTICIPANTS
-from fedgist.runs.seals import DIGESTS, of_files, sealed
 from fedgist.runs.versions import versions
 from fedgist.world.server_context import ServerContext
 

@@ -12,13 +12,9 @@ from fedgist.errors import RecipeError, listed, shown
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read, read_recorded
 from fedgist.recipe.resolve import Setup, resolve
-from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.evaluation import models_of_clients
-from fedgist.runs.finished import saved_features
-from fedgist.runs.finished.probes import probe_of
-from fedgist.runs.last_download import load_downloads
-from fedgist.runs.prepare import prepare_run
-from fedgist.runs.record import (
+from fedgist.runs.files import checkpoint as checkpoints
+from fedgist.runs.files.record import (
     FEATURES,
     PARTITION,
     RECIPE,
@@ -29,9 +25,13 @@ from fedgist.runs.record import (
     read_bytes_or_empty,
     to_json,
 )
+from fedgist.runs.files.run_directory import check_entry, clear, locked, naming_folder
+from fedgist.runs.finished import saved_features
+from fedgist.runs.finished.probes import probe_of
+from fedgist.runs.last_download import load_downloads
+from fedgist.runs.prepare import prepare_run
 from fedgist.runs.resuming import ALL_BYTES, TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Observer, ServerRun
-from fedgist.runs.run_directory import check_entry, clear, locked, naming_folder
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
 from fedgist.world.world import World

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedgist.errors import DataError, InputError, RecipeError
 from fedgist.recipe.reading import make
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
 from fedgist.runs.finished.run_reader import problems_of, read_run
 from fedgist.runs.versions import is_current

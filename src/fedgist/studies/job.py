@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from fedgist.errors import shown
 from fedgist.recipe.reading import Recipe, flat
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from fedgist.engines.stop_signals import STOPS, end_at_stops, stops_held
 from fedgist.errors import DiskFullError, Stopped, exhausted
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import read
-from fedgist.runs import atomic_files, runner
-from fedgist.runs.record import RECIPE, STATE, Line, read_result
+from fedgist.runs import runner
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.record import RECIPE, STATE, Line, read_result
+from fedgist.runs.files.seals import header_of
 from fedgist.runs.round import Observer
-from fedgist.runs.seals import header_of
 from fedgist.runs.versions import goes_on, is_current
 from fedgist.studies.job import Event, Job, Running
 from fedgist.world.server_context import ServerContext

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from fedgist.engines.stop_signals import stoppable
 from fedgist.errors import Interrupted, RecipeError
 from fedgist.recipe.reading import read
-from fedgist.runs.record import (
+from fedgist.runs.files.record import (
     RECIPE,
     RESULT,
     ROUNDS,
@@ -19,7 +19,7 @@ from fedgist.runs.record import (
     read_lines,
     read_result,
 )
-from fedgist.runs.seals import seal_of
+from fedgist.runs.files.seals import seal_of
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import ENDS, Event, Job, Listener, Places, Running, difference
 from fedgist.studies.job_process import OnThisMachine, is_stale

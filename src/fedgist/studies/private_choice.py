@@ -33,7 +33,7 @@ from typing import TypedDict
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import Recipe
 from fedgist.runs.composition import PUBLIC_NOISE, compositions
-from fedgist.runs.record import CLIENTS, read_lines
+from fedgist.runs.files.record import CLIENTS, read_lines
 
 
 class Choice(TypedDict):

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedgist.errors import DataError, RecipeError, first_line
 from fedgist.options import checked
-from fedgist.runs import atomic_files
-from fedgist.runs.record import ROUNDS, read_lines
-from fedgist.runs.run_directory import is_held
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.record import ROUNDS, read_lines
+from fedgist.runs.files.run_directory import is_held
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job
 

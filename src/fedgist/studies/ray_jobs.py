@@ -22,9 +22,9 @@ from fedgist.engines.ray_cluster import Connection, check_versions, versions
 from fedgist.engines.sharded_engine import Value
 from fedgist.errors import FedgistError, RecipeError, first_line
 from fedgist.recipe.reading import Recipe, read
-from fedgist.runs import atomic_files
-from fedgist.runs.record import RECIPE, RESULT, STATE
-from fedgist.runs.run_directory import LOCK, locked
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.record import RECIPE, RESULT, STATE
+from fedgist.runs.files.run_directory import LOCK, locked
 from fedgist.studies.job import ENDS, Event, Job, Running
 from fedgist.studies.job_process import JobProcess
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import check_parts, read
-from fedgist.runs.run_directory import as_folder
+from fedgist.runs.files.run_directory import as_folder
 from fedgist.studies.job import Job, jobs_of_seeds
 
 

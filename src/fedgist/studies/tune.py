@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
 from fedgist.recipe.reading import Recipe, check_parts, first_metric, read
-from fedgist.runs.columns import ends_lost, over_clients
-from fedgist.runs.record import ROUNDS, Line, read_lines
+from fedgist.runs.files.columns import ends_lost, over_clients
+from fedgist.runs.files.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.private_choice import (
     Choice,

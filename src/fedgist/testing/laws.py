@@ -34,7 +34,7 @@ from fedgist.errors import (
     first_line,
     one_of,
 )
-from fedgist.runs.columns import over_clients
+from fedgist.runs.files.columns import over_clients
 from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.server_laws import SERVER_LAWS
 from fedgist.testing.small_nets import NORMED

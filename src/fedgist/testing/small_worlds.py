@@ -20,10 +20,10 @@ from fedgist.engines.wire import Wire
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.evaluation import check_evaluation
+from fedgist.runs.files.checkpoint import Checkpoint
+from fedgist.runs.files.record import Line
 from fedgist.runs.prepare import host_settings
-from fedgist.runs.record import Line
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world

@@ -25,7 +25,7 @@ from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.envelope import unseal
 from fedgist.engines.loopback_engine import LoopbackEngine, outlined
 from fedgist.engines.wire import LoopbackWire, Parts
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 from fedgist.runs.round import start_server
 from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.small_worlds import (

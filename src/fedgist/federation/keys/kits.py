@@ -35,7 +35,7 @@ from fedgist.federation.keys.certificates import (
 )
 from fedgist.options import checked
 from fedgist.recipe.section import CLOSED
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 
 KIT, ROOT, KEY, CERTIFICATE = "kit.toml", "root.pem", "key.pem", "certificate.pem"
 REQUEST = "request.csr"

@@ -64,7 +64,7 @@ from fedgist.federation.keys.kits import (
 from fedgist.federation.keys.roster import ROSTER, Roster, read_roster, write_roster
 from fedgist.options import checked
 from fedgist.recipe.section import CLOSED
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 
 ALL = "all"  # of --renew
 AUTHORITY, SERVER_KIT = "authority", "server"

@@ -21,7 +21,7 @@ from fedgist.federation.keys.certificates import ADMINISTRATOR, SITE, Identity, 
 from fedgist.federation.keys.kits import FORMAT, FederationName, MemberName, read_file
 from fedgist.options import checked
 from fedgist.recipe.section import CLOSED
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 
 ROSTER = "roster.json"
 

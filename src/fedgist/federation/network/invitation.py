@@ -15,7 +15,7 @@ from fedgist.federation.network.frames import Note
 from fedgist.federation.network.grpc_options import PROTOCOL
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import EngineSection
-from fedgist.runs.digests import of_text
+from fedgist.runs.files.digests import of_text
 
 Hex = Annotated[str, Field(pattern="^[0-9a-f]{8,64}$")]
 Text = Annotated[str, Field(max_length=200)]

@@ -16,10 +16,10 @@ from fedgist.engines.site import StageKey
 from fedgist.errors import CheckpointError, first_line
 from fedgist.federation.network.invitation import Hex
 from fedgist.recipe.section import CLOSED
-from fedgist.runs import atomic_files as files
-from fedgist.runs.digests import of_text
-from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS
-from fedgist.runs.seals import of_file
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.digests import of_text
+from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS
+from fedgist.runs.files.seals import of_file
 
 
 class RunState(BaseModel):

@@ -40,10 +40,10 @@ from fedgist.federation.server.status import SiteStatus, StatusBoard
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
-from fedgist.runs import checkpoint as checkpoints
-from fedgist.runs.record import RECIPE
+from fedgist.runs.files import checkpoint as checkpoints
+from fedgist.runs.files.record import RECIPE
+from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS, locked
 from fedgist.runs.round import Observer, ServerRun, start_server
-from fedgist.runs.run_directory import FEDERATION_STATE, PARTICIPANTS, locked
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.server_context import ServerContext
 

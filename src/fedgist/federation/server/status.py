@@ -19,9 +19,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WrapVali
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from fedgist.errors import OutputError
-from fedgist.runs import atomic_files as files
-from fedgist.runs.record import read_table
-from fedgist.runs.seals import WHOLE, of_table
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.record import read_table
+from fedgist.runs.files.seals import WHOLE, of_table
 
 LOG = logging.getLogger(__name__)
 STATUS = "status.json"

@@ -36,8 +36,8 @@ from fedgist.federation.site.policy import (
 from fedgist.federation.site.setup import SitePart, setup_at_site, site_part, try_training
 from fedgist.federation.site.store import SiteStore, locked
 from fedgist.recipe.reading import Recipe, recorded
-from fedgist.runs import atomic_files as files
-from fedgist.runs.digests import of_arrays
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.digests import of_arrays
 
 RUNS, MODELS, SECRET = "runs", "models", "secret"  # in the folder of a site's state
 ROUNDS_KEPT = 2  # whose stages can be asked again

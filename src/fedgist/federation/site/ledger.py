@@ -22,8 +22,8 @@ from pydantic import BaseModel, ValidationError
 from fedgist.errors import MessageError, SiteError, first_line
 from fedgist.federation.site import audit_log
 from fedgist.recipe.section import CLOSED
-from fedgist.runs import atomic_files as files
-from fedgist.runs.digests import of_text
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.digests import of_text
 
 LEDGER, NEXT = "ledger.json", "ledger.next.json"
 NEARLY = 1e-9  # of an epsilon or a delta, by rounding

@@ -18,11 +18,11 @@ from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
 from fedgist.recipe.schema import ClientsSection, EvaluateSection, Partitioning
-from fedgist.runs import atomic_files as files
-from fedgist.runs import checkpoint as checkpoints
-from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files import checkpoint as checkpoints
+from fedgist.runs.files.checkpoint import Checkpoint
+from fedgist.runs.files.record import RECIPE, RECIPE_MARK
 from fedgist.runs.last_download import save_downloads
-from fedgist.runs.record import RECIPE, RECIPE_MARK
 from fedgist.runs.resuming import binding_of, of_world
 from fedgist.runs.round import start_server
 from fedgist.training.stacking_plan import Plan

@@ -15,7 +15,7 @@ from fedgist.federation.site.limits import check_lists
 from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe, flat, own_places, read
 from fedgist.recipe.resolve import Setup
-from fedgist.runs.digests import of_text
+from fedgist.runs.files.digests import of_text
 from fedgist.world.privacy_budget import PrivacyBudget
 
 #: Sections in which a site and an approved recipe may differ: how the work is done, and where.

@@ -29,10 +29,10 @@ from fedgist.report.pictures.row_styles import styles_of
 from fedgist.report.tables.mean_counts import who_is_missing
 from fedgist.report.tables.run_tables import epsilon_text
 from fedgist.report.terminal import watch
-from fedgist.runs.columns import COMPLETE, DOWN_BYTES, EPSILON, EXPECTED, UP_BYTES, measured
+from fedgist.runs.files.columns import COMPLETE, DOWN_BYTES, EPSILON, EXPECTED, UP_BYTES, measured
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import Line
 
 Facts = tuple[tuple[str, str], ...]  # names and their values, in order
 

@@ -37,7 +37,7 @@ from fedgist.report.pictures.plot_elements import (
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
 from fedgist.report.tables.comparison import Study, common_column, group
 from fedgist.report.tables.mean_counts import sentence
-from fedgist.runs.columns import ACCURACY, measured, spread_of
+from fedgist.runs.files.columns import ACCURACY, measured, spread_of
 from fedgist.runs.finished.finished_run import FinishedRun
 
 if TYPE_CHECKING:

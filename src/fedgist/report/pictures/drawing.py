@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedgist.errors import ReportError, printable
 from fedgist.methods.common.method_looks import INK
 from fedgist.report.formatting import csv_text
-from fedgist.runs import atomic_files
+from fedgist.runs.files import atomic_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,8 +29,8 @@ from fedgist.report.pictures.plot_elements import (
 )
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
 from fedgist.report.tables.comparison import Row, Study
-from fedgist.runs import atomic_files
-from fedgist.runs.record import FEATURES, to_json
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.record import FEATURES, to_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -51,9 +51,9 @@ from fedgist.report.tables.client_tables import (
 )
 from fedgist.report.tables.comparison import Row, Study, common_metric
 from fedgist.report.tables.mean_counts import sentence
-from fedgist.runs.columns import CONFUSION, DOWN_BYTES, EPSILON, UP_BYTES, over_clients
+from fedgist.runs.files.columns import CONFUSION, DOWN_BYTES, EPSILON, UP_BYTES, over_clients
+from fedgist.runs.files.record import CLIENTS, FEATURES
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import CLIENTS, FEATURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

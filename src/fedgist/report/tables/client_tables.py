@@ -14,10 +14,10 @@ from fedgist.errors import ReportError
 from fedgist.report.formatting import Sheet, score_text
 from fedgist.report.tables.comparison import RunGroup, common_metric, group
 from fedgist.report.tables.mean_counts import sentence
-from fedgist.runs.columns import COMPLETE, EXPECTED, measured, over_clients
+from fedgist.runs.files.columns import COMPLETE, EXPECTED, measured, over_clients
+from fedgist.runs.files.record import Line
+from fedgist.runs.files.run_directory import PARTICIPANTS
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import Line
-from fedgist.runs.run_directory import PARTICIPANTS
 
 LOCAL = "local"  # the method whose scores a gain is measured against
 OF_MODELS = (

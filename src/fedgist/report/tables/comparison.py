@@ -26,11 +26,11 @@ from fedgist.report.tables.stats import (
     paired_difference,
     smallest_p,
 )
-from fedgist.runs.columns import EPSILON, TRAIN_LOSS, ends_lost, measured
 from fedgist.runs.divergence import divergence_notes
+from fedgist.runs.files.columns import EPSILON, TRAIN_LOSS, ends_lost, measured
+from fedgist.runs.files.record import summary
 from fedgist.runs.finished.finished_run import OLD, FinishedRun
 from fedgist.runs.finished.run_reader import readable
-from fedgist.runs.record import summary
 from fedgist.runs.versions import Computed
 
 KeyedSettings = Mapping[str, Any]  # by dotted key

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.errors import listed
-from fedgist.runs.columns import UNSCORED, clients_in, ends_lost
+from fedgist.runs.files.columns import UNSCORED, clients_in, ends_lost
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import Line
 
 MOST_NAMES = 8
 

@@ -12,7 +12,7 @@ from fedgist.core.metrics import ALL_ROWS, METRICS, Metric
 from fedgist.report.formatting import Sheet, bytes_text, duration, percent, replies, score_text
 from fedgist.report.tables.comparison import common_metric
 from fedgist.report.tables.mean_counts import marked, marked_runs, part_of, sentence
-from fedgist.runs.columns import (
+from fedgist.runs.files.columns import (
     DOWN_BYTES,
     EPSILON,
     MEAN,
@@ -25,8 +25,8 @@ from fedgist.runs.columns import (
     of_server,
     spread_of,
 )
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import Line
 
 NONE = percent(None)  # the text of an empty cell
 REPLIES = "replied"  # a column that is shown if not all answered in a shown round

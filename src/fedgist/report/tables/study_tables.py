@@ -11,7 +11,7 @@ from fedgist.report.tables.comparison import MARKS, Paper, Row, Study, Target, a
 from fedgist.report.tables.mean_counts import marked, marked_runs, sentence
 from fedgist.report.tables.run_tables import simulated
 from fedgist.report.tables.stats import Estimate
-from fedgist.runs.columns import over_clients, spread_of
+from fedgist.runs.files.columns import over_clients, spread_of
 
 CAPTION = (
     "mean ± standard error over seeds; 95 % interval: percentile bootstrap of the mean; "

@@ -16,7 +16,7 @@ from fedgist.errors import printable
 from fedgist.report.formatting import bytes_text, duration, replies, score_text, seconds_left
 from fedgist.report.tables.mean_counts import marked, part_of
 from fedgist.report.terminal.console import column, say, words
-from fedgist.runs.columns import (
+from fedgist.runs.files.columns import (
     ACCURACY,
     DOWN_BYTES,
     EPSILON,
@@ -25,7 +25,7 @@ from fedgist.runs.columns import (
     over_clients,
     over_models,
 )
-from fedgist.runs.record import ROUNDS, Line, read_lines, to_json
+from fedgist.runs.files.record import ROUNDS, Line, read_lines, to_json
 from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
 

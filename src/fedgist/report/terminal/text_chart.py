@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fedgist.errors import printable
 from fedgist.report.pictures.curves import RunLines, curve
-from fedgist.runs.columns import is_of_clients
+from fedgist.runs.files.columns import is_of_clients
 
 MARKS = "●○▲△■□◆◇"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedgist.report.formatting import Sheet, bytes_text, duration, score_text, seconds_left
 from fedgist.report.tables.mean_counts import marked, part_of_run
-from fedgist.runs.columns import DOWN_BYTES, UP_BYTES, measured, over_clients
+from fedgist.runs.files.columns import DOWN_BYTES, UP_BYTES, measured, over_clients
+from fedgist.runs.files.record import ROUNDS
+from fedgist.runs.files.run_directory import LOCK, is_held
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import ROUNDS
-from fedgist.runs.run_directory import LOCK, is_held
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SILENT = 5  # a run is silent after this multiple of its longest round without a new one

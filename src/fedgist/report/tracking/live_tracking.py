@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedgist.report.tracking.sending import LiveSender
 from fedgist.report.tracking.tracker import TrackedRun, Tracker, tracked_run
-from fedgist.runs.record import ROUNDS, Line, read_usable_lines
+from fedgist.runs.files.record import ROUNDS, Line, read_usable_lines
 from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from fedgist.errors import first_line, printable
 from fedgist.report.tracking.own_logger import OwnLogger
 from fedgist.report.tracking.tracker import RoundLog, TrackedRun, Tracker, scalars, tracked_run
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import Line
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedgist.errors import ReportError
 from fedgist.report.tracking.tracker import RoundLog, TrackedRun, needed
-from fedgist.runs.atomic_files import room_for
+from fedgist.runs.files.atomic_files import room_for
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter

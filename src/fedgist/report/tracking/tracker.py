@@ -15,7 +15,7 @@ from typing import Protocol
 
 from fedgist.errors import ReportError
 from fedgist.recipe.reading import flat
-from fedgist.runs.record import Line
+from fedgist.runs.files.record import Line
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import tomli_w
 
 from fedgist.core.metrics import LOSS, PROBE, PROBES_BESIDE
 from fedgist.errors import DataError, first_line, shown
-from fedgist.runs.columns import (
+from fedgist.runs.files.columns import (
     COUNT,
     COUNT_OF,
     DIVERGED,
@@ -35,10 +35,10 @@ from fedgist.runs.columns import (
     UP_BYTES,
     metric_of,
 )
-from fedgist.runs.file_checks import fault_of_recipe, fault_of_result, fault_of_round
+from fedgist.runs.files.file_checks import fault_of_recipe, fault_of_result, fault_of_round
+from fedgist.runs.files.record import Line, read_bytes_or_empty
+from fedgist.runs.files.seals import SEALED
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import Line, read_bytes_or_empty
-from fedgist.runs.seals import SEALED
 
 KIND, VERSION = "fedgist_run", 2
 TOTAL_S = "time/total_s"

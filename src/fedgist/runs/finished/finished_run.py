@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.metrics import Metric
-from fedgist.runs.columns import (
+from fedgist.runs.files.columns import (
     ends_lost,
     is_of_server,
     models_of,
@@ -22,8 +22,8 @@ from fedgist.runs.columns import (
     over_models,
     read_described,
 )
-from fedgist.runs.file_checks import fault_of_split
-from fedgist.runs.record import (
+from fedgist.runs.files.file_checks import fault_of_split
+from fedgist.runs.files.record import (
     CLIENTS,
     PARTITION,
     Line,
@@ -32,7 +32,7 @@ from fedgist.runs.record import (
     read_table,
     read_usable_lines,
 )
-from fedgist.runs.seals import SEALED, Seal
+from fedgist.runs.files.seals import SEALED, Seal
 from fedgist.runs.versions import Computed
 
 OLD = "of an earlier version"

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from fedgist.core.adapters import A, Adapted, B, adapted_layers
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import RecipeError, one_of
-from fedgist.runs import atomic_files as files
+from fedgist.runs.files import atomic_files as files
 from fedgist.runs.finished.trained_models import NO_PROBABILITIES, ClientModel
 
 DESCRIPTION = "fedgist.json"  # the file in a .pt2 that describes the model

@@ -24,7 +24,8 @@ from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.engine import EVALUATE, Engine, Simulation
 from fedgist.errors import RecipeError
-from fedgist.runs.columns import (
+from fedgist.runs.evaluation import MOST_ROWS
+from fedgist.runs.files.columns import (
     LEAST,
     MEAN,
     STD,
@@ -33,9 +34,8 @@ from fedgist.runs.columns import (
     over_clients,
     over_models,
 )
-from fedgist.runs.evaluation import MOST_ROWS
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished.trained_models import client_nets, server_nets
-from fedgist.runs.record import Line
 from fedgist.runs.round import ServerRun
 from fedgist.world.objective_choice import clients_with_too_few_rows
 from fedgist.world.world import World

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import DataError, ReportError, SealError
-from fedgist.runs.file_checks import fault_of_recipe, fault_of_result
-from fedgist.runs.finished.archived_run import is_archived, read_csv
-from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import (
+from fedgist.runs.files.file_checks import fault_of_recipe, fault_of_result
+from fedgist.runs.files.record import (
     METRICS_FILE,
     MOST_PROBLEMS,
     RECIPE,
@@ -27,7 +25,9 @@ from fedgist.runs.record import (
     read_table,
     read_usable_lines,
 )
-from fedgist.runs.seals import Seal, seal_of
+from fedgist.runs.files.seals import Seal, seal_of
+from fedgist.runs.finished.archived_run import is_archived, read_csv
+from fedgist.runs.finished.finished_run import FinishedRun
 
 DEEPEST = 4  # depth of the search for runs below a folder: seeds, sweeps, tables
 

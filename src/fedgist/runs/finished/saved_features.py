@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.tree import map_leaves
-from fedgist.runs import atomic_files as files
+from fedgist.runs.files import atomic_files as files
 from fedgist.runs.finished.trained_models import client_nets
 from fedgist.runs.round import ServerRun
 from fedgist.world.world import World

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist.errors import first_line, shown
-from fedgist.runs.columns import DIVERGED, UNSCORED, is_confusion, is_count
+from fedgist.runs.files.columns import DIVERGED, UNSCORED, is_confusion, is_count
 
 LARGEST_NUMBER = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9

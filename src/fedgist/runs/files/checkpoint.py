@@ -20,13 +20,13 @@ from torch import Tensor
 
 from fedgist.core.tree import below, under
 from fedgist.errors import CheckpointError, first_line
-from fedgist.runs import atomic_files as files
-from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
-from fedgist.runs.digests import of_arrays, of_text
-from fedgist.runs.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
-from fedgist.runs.run_directory import remove_parts
-from fedgist.runs.seals import HEADER_KEY, SEAL, WHOLE, sealed
-from fedgist.runs.state_parts import Parts
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.array_files import BROKEN, as_bytes, on_cpu, read_arrays
+from fedgist.runs.files.digests import of_arrays, of_text
+from fedgist.runs.files.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
+from fedgist.runs.files.run_directory import remove_parts
+from fedgist.runs.files.seals import HEADER_KEY, SEAL, WHOLE, sealed
+from fedgist.runs.files.state_parts import Parts
 
 PARTS, BEST_PARTS = "parts", "best_parts"  # files of the clients' state, by name
 _HINT = "put the file back from a copy, or start the run again with --overwrite"

@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedgist.errors import CheckpointError, DataError, first_line, shown
-from fedgist.runs import atomic_files as files
-from fedgist.runs.columns import ends_lost
-from fedgist.runs.file_checks import fault_of_client, fault_of_edge, fault_of_round, parsed_line
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.columns import ends_lost
+from fedgist.runs.files.file_checks import (
+    fault_of_client,
+    fault_of_edge,
+    fault_of_round,
+    parsed_line,
+)
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
 EDGES = "edges.jsonl"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedgist.errors import DataError, first_line, shown
-from fedgist.runs.record import (
+from fedgist.runs.files.record import (
     FORMAT,
     FORMAT_KEY,
     LINES,
@@ -32,7 +32,7 @@ from fedgist.runs.record import (
     read_bytes_or_empty,
     read_result,
 )
-from fedgist.runs.run_directory import is_held
+from fedgist.runs.files.run_directory import is_held
 
 SEAL, DIGESTS, WHOLE = "seal", "digests", "digest"
 HEADER_KEY = "fedgist"  # in the metadata of a checkpoint's file

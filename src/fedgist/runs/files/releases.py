@@ -21,8 +21,8 @@ from fedgist.core.message import pack, registered, type_name, unpack
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.errors import MessageError
-from fedgist.runs import atomic_files as files
-from fedgist.runs.record import RELEASES
+from fedgist.runs.files import atomic_files as files
+from fedgist.runs.files.record import RELEASES
 
 _ENTRY = "fedgist"
 _TOTAL = ("stage", "type", "architecture", "clients")

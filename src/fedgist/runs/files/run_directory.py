@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from fedgist.data.sources.file_sizes import MissingFileError
 from fedgist.errors import InputError, RecipeError
-from fedgist.runs.record import (
+from fedgist.runs.files.record import (
     LINES,
     METRICS_FILE,
     PARTITION,

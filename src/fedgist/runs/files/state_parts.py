@@ -13,10 +13,10 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgist.errors import CheckpointError, first_line
-from fedgist.runs import atomic_files
-from fedgist.runs.array_files import BROKEN, as_bytes, on_cpu, read_arrays
-from fedgist.runs.digests import of_arrays
-from fedgist.runs.run_directory import PART
+from fedgist.runs.files import atomic_files
+from fedgist.runs.files.array_files import BROKEN, as_bytes, on_cpu, read_arrays
+from fedgist.runs.files.digests import of_arrays
+from fedgist.runs.files.run_directory import PART
 
 HEADER = "fedgist-shard"
 
