@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgist.engines.envelope import Enclosed, Packed, digest, header_of, seal
 from fedgist.federation.keys.kits import read_kit
 from fedgist.federation.network.frames import Note
 from fedgist.federation.network.grpc_site import Connection
+from fedgist.wire.envelope import Enclosed, Packed, digest, header_of, seal
 
 LARGEST = 1 << 30
 FROM_PLAN = ("run", "digest", "number")

@@ -32,7 +32,6 @@ from fedgist.core.method import Context, Order
 from fedgist.core.tree import build
 from fedgist.data.partition import partition
 from fedgist.data.sources.digits import digits
-from fedgist.engines.envelope import Header, Packed, in_parts, unseal
 from fedgist.engines.message_form import upload_form
 from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.keys import provision
@@ -49,6 +48,7 @@ from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.files.record import read_lines
 from fedgist.runs.round import Observer
+from fedgist.wire.envelope import Header, Packed, in_parts, unseal
 
 FEW, MANY = 3, 50
 SMALL, LARGE = 2_000, 50_000_000  # bytes of a message

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedgist.core.tree import map_leaves
-from fedgist.engines.envelope import seal, unseal
-from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import ALONE, loopback
+from fedgist.wire.envelope import seal, unseal
+from fedgist.wire.wire import LoopbackWire, Parts
 
 ANY_SIZE = 1 << 30
 Change = Callable[[int, bytes], list[bytes]]

@@ -24,9 +24,7 @@ import tomli_w
 from fedgist.core import random
 from fedgist.core.method import Context
 from fedgist.core.tree import Tree
-from fedgist.engines.envelope import Header, header_of, seal, unseal
 from fedgist.engines.message_form import upload_form
-from fedgist.engines.remote_engine import Patience, RemoteEngine
 from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.keys import certificates, provision
 from fedgist.federation.keys.certificates import Role, sign
@@ -54,6 +52,8 @@ from fedgist.federation.server.serving import RosterFile, SiteDesk
 from fedgist.federation.server.status import SiteStatus, StatusBoard
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import ServerRun, start_server
+from fedgist.wire.envelope import Header, header_of, seal, unseal
+from fedgist.wire.remote_engine import Patience, RemoteEngine
 from three_sites import NAMES, parsed, recipe
 
 HUNG_S = 120.0  # only what hangs waits so long

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.method import Order
-from fedgist.engines.envelope import Header, seal
 from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.network.invitation import Invitation, digest_of_recipe, recipe_text
 from fedgist.federation.site.file import SiteFile, SiteTable
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import context, start_server
+from fedgist.wire.envelope import Header, seal
 from fedgist.world.server_context import ServerContext
 from three_sites import NAMES, parsed
 

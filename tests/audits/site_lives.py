@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedgist.core.privacy import sensitivity
 from fedgist.core.tree import named
-from fedgist.engines.envelope import unseal
 from fedgist.errors import FedgistError, OwnerError
 from fedgist.federation.site.agent import SiteAgent
 from fedgist.federation.site.file import SiteFile, SiteTable
+from fedgist.wire.envelope import unseal
 from private_sites import ANY_SIZE, PRIVATE, plan_of, request, side_of
 from three_sites import recipe
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedgist.core.net import Net, split_head
 from fedgist.core.parts import check_part, is_part
-from fedgist.engines.outline import Outline
 from fedgist.errors import MethodError
 from fedgist.models import MODELS
+from fedgist.wire.outline import Outline
 
 
 def sequence(**layers: nn.Module) -> nn.Module:

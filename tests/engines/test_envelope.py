@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedgist.core.message import message
 from fedgist.core.method import Count
-from fedgist.engines.envelope import CHECKSUM, MAGIC, Header, seal, unseal
 from fedgist.errors import MessageError
+from fedgist.wire.envelope import CHECKSUM, MAGIC, Header, seal, unseal
 
 LIMIT = 1 << 20
 

@@ -17,14 +17,14 @@ from changed_wires import ANY_SIZE, Change, with_wire
 from fedgist.core.metrics import LOSS, METRICS_OF, NUMBER_LOSS, WORD_METRICS, Metric
 from fedgist.core.own_metric import metric
 from fedgist.engines.engine import Score
-from fedgist.engines.envelope import seal, unseal
-from fedgist.engines.loopback_engine import LoopbackEngine
-from fedgist.engines.remote_engine import Patience, tables_of
-from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.errors import MessageError
 from fedgist.runs.files.columns import clients_in
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import ALONE, SIZES, loopback, world
+from fedgist.wire.envelope import seal, unseal
+from fedgist.wire.loopback_engine import LoopbackEngine
+from fedgist.wire.remote_engine import Patience, tables_of
+from fedgist.wire.wire import LoopbackWire, Parts
 
 CLIENTS = range(len(SIZES))
 

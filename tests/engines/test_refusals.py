@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from changed_wires import with_wire
 from fedgist.core.replies import Asked
 from fedgist.engines.engine import Answer
-from fedgist.engines.envelope import Header
-from fedgist.engines.loopback_engine import LoopbackEngine
-from fedgist.engines.remote_engine import Patience
-from fedgist.engines.site import FullConsent
 from fedgist.errors import FederationError, MessageError, RefusalKind, SiteError
 from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import world
+from fedgist.wire.envelope import Header
+from fedgist.wire.loopback_engine import LoopbackEngine
+from fedgist.wire.remote_engine import Patience
+from fedgist.wire.site import FullConsent
 
 
 class Refuses:

@@ -18,12 +18,7 @@ from fedgist.core.message import Form, refuse
 from fedgist.core.method import Context, Nothing, Order
 from fedgist.core.tree import map_leaves, named
 from fedgist.engines.engine import Engine, Simulation, TrainingLoss
-from fedgist.engines.envelope import Header, seal, unseal
-from fedgist.engines.loopback_engine import RUN, LoopbackEngine, outlined
 from fedgist.engines.message_form import download_form, upload_form
-from fedgist.engines.outline import Outline
-from fedgist.engines.remote_engine import Patience, RemoteEngine
-from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.errors import FederationError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedavg import FedAvg
@@ -43,6 +38,11 @@ from fedgist.testing.small_worlds import (
     two_architectures,
     world,
 )
+from fedgist.wire.envelope import Header, seal, unseal
+from fedgist.wire.loopback_engine import RUN, LoopbackEngine, outlined
+from fedgist.wire.outline import Outline
+from fedgist.wire.remote_engine import Patience, RemoteEngine
+from fedgist.wire.wire import LoopbackWire, Parts
 from method_objects import METHOD_OBJECTS, each
 
 SILENT = ("local", "centralized")  # these send nothing

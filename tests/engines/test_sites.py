@@ -10,13 +10,13 @@ import torch
 from fedgist.core.method import Order
 from fedgist.core.tree import leaves, map_leaves
 from fedgist.engines.engine import EVALUATE, Split
-from fedgist.engines.envelope import Header, seal, unseal
-from fedgist.engines.loopback_engine import task_of_site
-from fedgist.engines.site import FullConsent, Keep, Site, SiteState, population_of_one
 from fedgist.errors import MessageError, MethodError
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import context, start_server
 from fedgist.testing.small_worlds import SIZES, world
+from fedgist.wire.envelope import Header, seal, unseal
+from fedgist.wire.loopback_engine import task_of_site
+from fedgist.wire.site import FullConsent, Keep, Site, SiteState, population_of_one
 from fedgist.world.world import World
 
 SEEDED: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedgist.core.tree import map_leaves
-from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.federation.site.agent import SiteAgent
+from fedgist.wire.envelope import Header, seal, unseal
 from private_sites import ANY_SIZE, plan_of, request, side_of, site_file
 from three_sites import recipe, write_rows
 

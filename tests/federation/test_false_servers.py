@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fedgist.engines.envelope import Header, seal
 from fedgist.errors import FedgistError, MessageError, OwnerError, SiteError
 from fedgist.federation.keys.certificates import Role, sign
 from fedgist.federation.keys.kits import Kit, read_kit
@@ -37,6 +36,7 @@ from fedgist.federation.site.agent import SiteAgent
 from fedgist.federation.site.file import SiteFile, SiteTable
 from fedgist.recipe.reading import recorded
 from fedgist.recipe.schema import EngineSection
+from fedgist.wire.envelope import Header, seal
 from intruders import HUNG_S, MODEL, Script, fake_server, issued, make_kits, site_kit
 from three_sites import NAMES, parsed, recipe, write_rows
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgist.engines.envelope import Header, seal
 from fedgist.errors import MessageError
 from fedgist.federation.network.frames import (
     BEGIN,
@@ -31,6 +30,7 @@ from fedgist.federation.network.frames import (
     signed_bytes,
 )
 from fedgist.federation.network.invitation import Greeting, Hello, Invitation, Versions, parsed_note
+from fedgist.wire.envelope import Header, seal
 
 NUMBERS = st.integers() | st.floats()
 VALUES = st.recursive(

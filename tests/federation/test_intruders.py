@@ -19,8 +19,6 @@ import pytest
 from commands import HANG_S, fedgist
 from fedgist.core.message import Nothing
 from fedgist.core.tree import map_leaves
-from fedgist.engines.envelope import LONGEST_HEADER, MAGIC, header_of, seal, unseal
-from fedgist.engines.site import SLACK
 from fedgist.errors import FederationError
 from fedgist.federation.keys import certificates, provision
 from fedgist.federation.keys.certificates import serial_text
@@ -38,6 +36,8 @@ from fedgist.federation.network.frames import (
 )
 from fedgist.federation.network.grpc_options import COMMANDS
 from fedgist.federation.network.grpc_site import command
+from fedgist.wire.envelope import LONGEST_HEADER, MAGIC, header_of, seal, unseal
+from fedgist.wire.site import SLACK
 from intruders import (
     ANY,
     MODEL,

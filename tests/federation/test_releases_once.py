@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from fedgist.engines.client_host import ClientHost
-from fedgist.engines.envelope import unseal
 from fedgist.errors import MessageError, SiteError
 from fedgist.federation.site import audit_log
 from fedgist.federation.site.agent import SiteAgent
 from fedgist.federation.site.policy import ReleasePolicy
 from fedgist.federation.site.store import SiteStore
+from fedgist.wire.envelope import unseal
 from private_sites import ANY_SIZE, PRIVATE, RUN, plan_of, request, side_of, site_file
 from three_sites import recipe, write_rows
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 from fedgist.engines.engine import Answer
-from fedgist.engines.remote_engine import Patience
 from fedgist.errors import CheckpointError, FederationError, Stopped
 from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.keys.roster import ROSTER, Roster, write_roster
@@ -27,6 +26,7 @@ from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS
 from fedgist.runs.round import context
+from fedgist.wire.remote_engine import Patience
 from three_sites import NAMES, SAME, parsed, recipe
 
 THREADS, SITES, WRITES = 4, 50, 400

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from fedgist.engines.remote_engine import RemoteEngine
-from fedgist.engines.site import Site
-from fedgist.engines.wire import LoopbackWire
 from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.site.file import SiteFile, SiteTable
 from fedgist.federation.site.setup import SitePart, site_part
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import ServerRun, start_server
+from fedgist.wire.remote_engine import RemoteEngine
+from fedgist.wire.site import Site
+from fedgist.wire.wire import LoopbackWire
 from three_sites import ARCHITECTURES, NAMES, parsed, recipe, simulated, write_rows
 
 RUN = "r"

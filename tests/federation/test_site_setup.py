@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedgist.engines.envelope import Header
 from fedgist.errors import FedgistError, InputError, MessageError, OwnerError
 from fedgist.federation.agreement.recipe_check import as_federated, check_stated
 from fedgist.federation.agreement.server_setup import PRIVATE, server_context
@@ -26,6 +25,7 @@ from fedgist.federation.site.policy import (
 from fedgist.federation.site.process import check_rows_of_owner
 from fedgist.federation.site.setup import allowed_rows, plain_data, site_part, try_training
 from fedgist.recipe.resolve import resolve
+from fedgist.wire.envelope import Header
 from fedgist.world.privacy_budget import PrivacyBudget
 from three_sites import ARCHITECTURES, NAMES, SAME, parsed, recipe, write_rows
 

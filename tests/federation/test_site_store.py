@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedgist.engines.site import Answered, SiteState
 from fedgist.errors import DiskFullError, SiteError
 from fedgist.federation.site.store import SiteStore
 from fedgist.runs.files import atomic_files
+from fedgist.wire.site import Answered, SiteState
 
 RUN = "0123456789abcdef"
 

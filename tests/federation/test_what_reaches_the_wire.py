@@ -19,7 +19,7 @@ SITE = (
     "agreement/server_setup",
 )
 FILES = [ROOT / f"src/fedgist/federation/{name}.py" for name in SITE]
-FILES += [ROOT / f"src/fedgist/engines/{name}.py" for name in ("site", "envelope")]
+FILES += [ROOT / f"src/fedgist/wire/{name}.py" for name in ("site", "envelope")]
 SENDS = {"seal", "refusal", "note"}
 BY_ROWS = "the rows, in `rows_stay_home`"
 

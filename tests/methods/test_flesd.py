@@ -22,9 +22,7 @@ from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Count, Nothing, Order, Replies
 from fedgist.core.net import Net
 from fedgist.data.dataset import Dataset
-from fedgist.engines.envelope import seal, unseal
 from fedgist.engines.message_form import upload_form
-from fedgist.engines.wire import LoopbackWire
 from fedgist.errors import InputError, MethodError
 from fedgist.methods import flesd as flesd_file
 from fedgist.methods.flesd import (
@@ -50,6 +48,8 @@ from fedgist.testing.small_worlds import (
     world,
 )
 from fedgist.training.stacking_plan import Plan
+from fedgist.wire.envelope import seal, unseal
+from fedgist.wire.wire import LoopbackWire
 from fedgist.world.world import World
 from interrupted import CTRL_C, KILL, goes_on
 

@@ -13,13 +13,13 @@ from rich.console import Console
 import fedgist
 from fedgist.cli.job_progress import job_score
 from fedgist.core.replies import Asked
-from fedgist.engines.delayed_engine import LATE
 from fedgist.recipe.reading import make
 from fedgist.report.formatting import bytes_text, replies
 from fedgist.report.terminal.progress import Plain, observing, troubles
 from fedgist.runs.round_record import RoundRecord
 from fedgist.studies.job import Job
 from fedgist.testing.small_worlds import blobs
+from fedgist.wire.delayed_engine import LATE
 
 
 def test_refused_and_absent_clients_are_named_and_simulated_delays_are_not(

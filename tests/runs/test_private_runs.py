@@ -23,10 +23,7 @@ from fedgist.core.tree import leaves, named
 from fedgist.data.client_rows import Rows
 from fedgist.data.lazy_rows import held
 from fedgist.engines.engine import EVALUATE
-from fedgist.engines.envelope import Header, seal
 from fedgist.engines.local_engine import LocalEngine
-from fedgist.engines.loopback_engine import RUN
-from fedgist.engines.site import Site, population_of_one
 from fedgist.errors import RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
@@ -54,6 +51,9 @@ from fedgist.testing.small_worlds import (
     world_of,
 )
 from fedgist.training.stacking_plan import Plan
+from fedgist.wire.envelope import Header, seal
+from fedgist.wire.loopback_engine import RUN
+from fedgist.wire.site import Site, population_of_one
 from fedgist.world.privacy_budget import _private_steps, check_rows
 from fedgist.world.world import World
 from interrupted import StopAfter, bare

@@ -11,7 +11,7 @@ ALIKE = frozenset({"local", "ray"})
 ENGINES: Registry[type] = Registry(
     {
         "local": "fedgist.engines.local_engine:LocalEngine",
-        "loopback": "fedgist.engines.loopback_engine:LoopbackEngine",
+        "loopback": "fedgist.wire.loopback_engine:LoopbackEngine",
         "ray": "fedgist.engines.ray_cluster:RayCluster",
     }
 )

@@ -9,7 +9,6 @@ import torch
 
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.tree import named
-from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.errors import CheckpointError, MethodError
 from fedgist.recipe.overrides import Overrides
 from fedgist.runs.files import checkpoint as checkpoints
@@ -18,6 +17,7 @@ from fedgist.runs.files.run_directory import locked
 from fedgist.runs.last_download import DOWNLOADS
 from fedgist.runs.round import ServerRun
 from fedgist.runs.runner import load_run
+from fedgist.wire.delayed_engine import DelayedEngine
 from fedgist.world.data import client_number
 
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from fedgist.core import random
 from fedgist.core.tree import Tree
-from fedgist.engines.delayed_engine import DelayedEngine, by_chance
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
-from fedgist.engines.loopback_engine import LoopbackEngine
 from fedgist.engines.method_check import check_loss_settings, check_method, why_unstackable
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
@@ -22,6 +20,8 @@ from fedgist.runs.kernels_of_plans import with_kernels
 from fedgist.runs.ray_engine import ray_engine
 from fedgist.runs.round import start_server
 from fedgist.training.stacking_plan import Plan
+from fedgist.wire.delayed_engine import DelayedEngine, by_chance
+from fedgist.wire.loopback_engine import LoopbackEngine
 from fedgist.world.world import World, make_world
 
 PER_CORE = 4  # workers per core: more workers only wait for each other

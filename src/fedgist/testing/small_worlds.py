@@ -15,8 +15,6 @@ from fedgist.core.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
-from fedgist.engines.loopback_engine import LoopbackEngine
-from fedgist.engines.wire import Wire
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import resolve
@@ -26,6 +24,8 @@ from fedgist.runs.files.record import Line
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.training.stacking_plan import Plan
+from fedgist.wire.loopback_engine import LoopbackEngine
+from fedgist.wire.wire import Wire
 from fedgist.world.world import World, make_world
 
 CLASSES, OUTPUTS = 3, 2

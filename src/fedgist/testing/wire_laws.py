@@ -20,11 +20,7 @@ from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.core.wire_form import Bits, form_of
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import held
-from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.engines.engine import Answer, Engine
-from fedgist.engines.envelope import unseal
-from fedgist.engines.loopback_engine import LoopbackEngine, outlined
-from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.runs.files.record import Line
 from fedgist.runs.round import start_server
 from fedgist.testing.method_under_test import MethodUnderTest
@@ -42,6 +38,10 @@ from fedgist.testing.small_worlds import (
 )
 from fedgist.testing.stages import stages
 from fedgist.training.stacking_plan import Plan
+from fedgist.wire.delayed_engine import DelayedEngine
+from fedgist.wire.envelope import unseal
+from fedgist.wire.loopback_engine import LoopbackEngine, outlined
+from fedgist.wire.wire import LoopbackWire, Parts
 from fedgist.world.world import World
 
 TOLERANCE = 1e-5

@@ -14,13 +14,13 @@ from fedgist.core.objective import Objective
 from fedgist.data.examples import examples_of
 from fedgist.data.facts import DataFacts
 from fedgist.engines.message_form import upload_form
-from fedgist.engines.outline import Outline
 from fedgist.errors import RecipeError
 from fedgist.federation.agreement.recipe_check import check_setup
 from fedgist.models.dense import mlp
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.evaluation import check_evaluation
+from fedgist.wire.outline import Outline
 from fedgist.world.declared import declared_facts
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.objective_choice import check_method_reads, objective_of

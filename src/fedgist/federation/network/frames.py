@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from fedgist.engines.envelope import LONGEST_HEADER, header_part
 from fedgist.errors import MessageError
+from fedgist.wire.envelope import LONGEST_HEADER, header_part
 
 NOTE, BEGIN, PIECE = b"N", b"B", b"P"
 PIECE_BYTES = 1 << 20

@@ -9,13 +9,13 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedgist.core.method import Task
-from fedgist.engines.site import StageKey
 from fedgist.errors import FederationError, MessageError, RefusalKind
 from fedgist.federation.network.frames import Note
 from fedgist.federation.network.grpc_options import PROTOCOL
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import EngineSection
 from fedgist.runs.files.digests import of_text
+from fedgist.wire.site import StageKey
 
 Hex = Annotated[str, Field(pattern="^[0-9a-f]{8,64}$")]
 Text = Annotated[str, Field(max_length=200)]

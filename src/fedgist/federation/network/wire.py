@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedgist.engines.wire import Parts
 from fedgist.errors import MessageError
 from fedgist.federation.network.frames import ID_BYTES, Assembly, Begin
+from fedgist.wire.wire import Parts
 
 MOST_LATE = 256  # requests after their deadline whose replies are still accepted
 LOOK_S = 0.2  # between looks at whether the run is to stop

@@ -12,12 +12,12 @@ from fedgist.core.method import ClientInfo, Context, Order, Reply
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Scores, Split
-from fedgist.engines.remote_engine import RemoteEngine
 from fedgist.errors import Stopped, listed
 from fedgist.federation.network.wire import SiteWire
 from fedgist.federation.server.run_state import RunStateFile
 from fedgist.federation.server.status import StatusBoard
 from fedgist.recipe.federation_section import FederationSection
+from fedgist.wire.remote_engine import RemoteEngine
 
 LOOK_S = 0.2  # between looks at who is there
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a stage is asked again

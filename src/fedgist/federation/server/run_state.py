@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
-from fedgist.engines.site import StageKey
 from fedgist.errors import CheckpointError, first_line
 from fedgist.federation.network.invitation import Hex
 from fedgist.recipe.section import CLOSED
@@ -20,6 +19,7 @@ from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_text
 from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS
 from fedgist.runs.files.seals import of_file
+from fedgist.wire.site import StageKey
 
 
 class RunState(BaseModel):

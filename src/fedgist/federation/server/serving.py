@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fedgist.core import random
 from fedgist.engines.method_check import check_loss_settings, check_method
-from fedgist.engines.remote_engine import Patience, RemoteEngine
 from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import FederationError, KitError, RecipeError, Stopped
 from fedgist.federation.agreement.recipe_check import as_federated, check_stated
@@ -45,6 +44,7 @@ from fedgist.runs.files.record import RECIPE
 from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS, locked
 from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_rounds import Place, run_server
+from fedgist.wire.remote_engine import Patience, RemoteEngine
 from fedgist.world.server_context import ServerContext
 
 LOG = logging.getLogger(__name__)

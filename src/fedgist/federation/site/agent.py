@@ -10,9 +10,7 @@ from filelock import BaseFileLock
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.row_traces import traces
-from fedgist.engines.envelope import header_of
 from fedgist.engines.process_control import as_workers_do
-from fedgist.engines.site import Site, SiteState, StageKey
 from fedgist.errors import FedgistError, MessageError, SiteError
 from fedgist.federation.network.frames import LARGEST_NOTE, Note
 from fedgist.federation.network.invitation import (
@@ -38,6 +36,8 @@ from fedgist.federation.site.store import SiteStore, locked
 from fedgist.recipe.reading import Recipe, recorded
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_arrays
+from fedgist.wire.envelope import header_of
+from fedgist.wire.site import Site, SiteState, StageKey
 
 RUNS, MODELS, SECRET = "runs", "models", "secret"  # in the folder of a site's state
 ROUNDS_KEPT = 2  # whose stages can be asked again

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fedgist.core.tree import named
 from fedgist.engines.engine import Score, TrainingLoss
-from fedgist.engines.envelope import Header, unseal
 from fedgist.errors import MessageError, printable
 from fedgist.runs.files import atomic_files as files
+from fedgist.wire.envelope import Header, unseal
 
 AUDIT = "audit.log"
 CHARGE = "ledger"  # the first word of a line about a charge, and of no other line

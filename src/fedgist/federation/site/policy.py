@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from fedgist.engines.envelope import Header
 from fedgist.errors import MessageError, SiteError, listed, shown
 from fedgist.federation.agreement.recipe_check import as_federated, check_setup
 from fedgist.federation.site import audit_log
@@ -16,6 +15,7 @@ from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import Recipe, flat, own_places, read
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.files.digests import of_text
+from fedgist.wire.envelope import Header
 from fedgist.world.privacy_budget import PrivacyBudget
 
 #: Sections in which a site and an approved recipe may differ: how the work is done, and where.

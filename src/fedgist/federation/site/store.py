@@ -19,12 +19,12 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from fedgist.core.tree import below, under
-from fedgist.engines.site import Answered, SiteState, StageKey
 from fedgist.errors import SiteError, first_line
 from fedgist.recipe.section import CLOSED
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.files.digests import of_arrays, of_text
+from fedgist.wire.site import Answered, SiteState, StageKey
 
 LOCK = "in_use.lock"
 PATIENCE_S = 3.0  # processes that a killed site left behind end within a second

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from fedgist.core.metrics import METRICS, Metric
-from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
 from fedgist.report.formatting import bytes_text, duration, replies, score_text, seconds_left
 from fedgist.report.tables.mean_counts import marked, part_of
@@ -27,6 +26,7 @@ from fedgist.runs.files.columns import (
 )
 from fedgist.runs.files.record import ROUNDS, Line, read_lines, to_json
 from fedgist.runs.round import Observer
+from fedgist.wire.delayed_engine import LATE
 from fedgist.world.server_context import ServerContext
 
 

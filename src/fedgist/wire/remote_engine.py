@@ -40,11 +40,11 @@ from fedgist.engines.engine import (
     collect,
     metrics_of,
 )
-from fedgist.engines.envelope import Header, Packed, in_parts, unseal
 from fedgist.engines.message_form import upload_form
-from fedgist.engines.site import SLACK
-from fedgist.engines.wire import Parts, Wire
 from fedgist.errors import FederationError, MessageError, shown
+from fedgist.wire.envelope import Header, Packed, in_parts, unseal
+from fedgist.wire.site import SLACK
+from fedgist.wire.wire import Parts, Wire
 
 OrderKey = tuple[int, str, int, str]  # round, stage, client, architecture
 OWN = "score-"  # the name of the message with the score of a client's own model

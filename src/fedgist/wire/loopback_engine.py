@@ -15,14 +15,14 @@ from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.tree import Tree, below, take
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import Answer, Scores, Split
-from fedgist.engines.outline import Outline
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.process_control import as_workers_do
-from fedgist.engines.remote_engine import RemoteEngine
-from fedgist.engines.site import Site, population_of_one
-from fedgist.engines.wire import LoopbackWire, Wire
 from fedgist.training import cohort as cohorts
 from fedgist.training.cohort import Clients
+from fedgist.wire.outline import Outline
+from fedgist.wire.remote_engine import RemoteEngine
+from fedgist.wire.site import Site, population_of_one
+from fedgist.wire.wire import LoopbackWire, Wire
 
 RUN = "loopback"
 

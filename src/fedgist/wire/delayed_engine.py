@@ -21,7 +21,7 @@ from fedgist.core.method import Context, Order, Reply
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Engine, Scores, Simulation, Split, upload_bytes
-from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.wire.envelope import Header, seal, unseal
 
 UNDER_WAY = "delayed"
 LATE = "delayed: its reply comes a round late"

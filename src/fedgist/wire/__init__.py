@@ -1,0 +1,1 @@
+"""How a site is asked over a wire: envelopes, the site itself, and the engines that ask it."""
