@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from workloads import W1, W2, Workload
 
-from fedgist.core.compiled.compiled_convolution import Settings, convolve
-from fedgist.core.compiled.kernel_library import library
+from fedgist.core.nets.compiled.compiled_convolution import Settings, convolve
+from fedgist.core.nets.compiled.kernel_library import library
 from fedgist.engines.process_control import as_workers_do, keep_memory
 
 CLIENTS = 10

@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import W1, W2, W3, Workload, fedgist_rounds
 
-from fedgist.core.compiled.compiled_convolution import Settings, convolve
-from fedgist.core.compiled.kernel_library import library
+from fedgist.core.nets.compiled.compiled_convolution import Settings, convolve
+from fedgist.core.nets.compiled.kernel_library import library
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.worker_pool import WorkerPool, default_workers
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgist.core.compiled.kernel_library import library, library_path
+from fedgist.core.nets.compiled.kernel_library import library, library_path
 
 TRAIN, TEST = 60_000, 10_000  # images, as MNIST has
 FRESH = "start: `fedgist run` to round 1, plan timed, median s"

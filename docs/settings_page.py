@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from fedgist.core.metrics import CHOSEN_METRICS, OBJECTIVES
+from fedgist.core.objectives.metrics import CHOSEN_METRICS, OBJECTIVES
 from fedgist.data import PARTITIONS
 from fedgist.methods import METHODS
 from fedgist.models import MODELS

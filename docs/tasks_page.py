@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedgist.core.metrics import OBJECTIVES
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import OBJECTIVES
+from fedgist.core.objectives.target import Target
 from fedgist.methods import METHODS
 
 PAGE = Path(__file__).parent / "which-method.md"

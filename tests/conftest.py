@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fedgist  # noqa: F401  # once, before doctests import its modules a second time
-from fedgist.core.compiled import kernel_library
+from fedgist.core.nets.compiled import kernel_library
 from fedgist.engines import worker_pool
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fedgist.core import random
-from fedgist.core.next_word import SPECIAL
-from fedgist.core.target import Target
+from fedgist.core.objectives.next_word import SPECIAL
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.vocabulary import Vocabulary
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedgist.api.result import Result
     from fedgist.api.run import run
     from fedgist.core.method import Method
-    from fedgist.core.own_metric import metric
+    from fedgist.core.objectives.own_metric import metric
     from fedgist.data.dataset import Dataset
     from fedgist.data.sources.user_rows import lazy
     from fedgist.recipe.reading import Recipe
@@ -67,7 +67,7 @@ _WHEN_USED: Registry[Any] = Registry(
         "Recipe": "fedgist.recipe.reading:Recipe",
         "Result": "fedgist.api.result:Result",
         "lazy": "fedgist.data.sources.user_rows:lazy",
-        "metric": "fedgist.core.own_metric:metric",
+        "metric": "fedgist.core.objectives.own_metric:metric",
         "run": "fedgist.api.run:run",
     }
 )

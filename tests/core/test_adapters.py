@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.adapters import Adapted, Adapters, adapted_layers, frozen, merged
-from fedgist.core.layers import Pass
-from fedgist.core.net import Net, split_head, stacked
+from fedgist.core.nets.adapters import Adapted, Adapters, adapted_layers, frozen, merged
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import Net, split_head, stacked
 from fedgist.core.tree import map_leaves, take
 
 RANK, ALPHA = 2, 6.0

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.classes import Classes
 from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
-from fedgist.core.net import Net, split_head
-from fedgist.core.parts import Part
+from fedgist.core.nets.net import Net, split_head
+from fedgist.core.nets.parts import Part
+from fedgist.core.objectives.classes import Classes
 from fedgist.core.random import key
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.training import Optimizer

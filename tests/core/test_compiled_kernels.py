@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 import fedgist
-from fedgist.core import convolution, hadamard, random
-from fedgist.core.compiled import compiled_convolution, kernel_library
-from fedgist.core.compiled.compiled_convolution import Settings, convolve
-from fedgist.core.kernel_choice import use_kernels
-from fedgist.core.layers import Pass, current, replace_layers
-from fedgist.core.net import split_head
+from fedgist.core import hadamard, random
+from fedgist.core.nets import convolution
+from fedgist.core.nets.compiled import compiled_convolution, kernel_library
+from fedgist.core.nets.compiled.compiled_convolution import Settings, convolve
+from fedgist.core.nets.kernel_choice import use_kernels
+from fedgist.core.nets.layers import Pass, current, replace_layers
+from fedgist.core.nets.net import split_head
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.errors import InputError, OutputError, RecipeError
 from fedgist.methods import METHODS

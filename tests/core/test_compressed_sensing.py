@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.compiled.kernel_library import library
 from fedgist.core.hadamard import hadamard
+from fedgist.core.nets.compiled.kernel_library import library
 from fedgist.methods.cs_fl import (
     Measurement,
     binary_hard_thresholding,

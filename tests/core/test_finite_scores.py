@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.class_metrics import MEASURES
-from fedgist.core.classes import Classes
 from fedgist.core.finite_scores import LOST, of_finite, scored
-from fedgist.core.multilabel import Multilabel
-from fedgist.core.rank_metrics import mean_precision, roc_area
-from fedgist.core.regression import Regression
+from fedgist.core.objectives.class_metrics import MEASURES
+from fedgist.core.objectives.classes import Classes
+from fedgist.core.objectives.multilabel import Multilabel
+from fedgist.core.objectives.rank_metrics import mean_precision, roc_area
+from fedgist.core.objectives.regression import Regression
 
 few = settings(max_examples=60)
 NUMBERS = st.sampled_from([0.0, 0.25, 0.5, 1.0, -3.0, math.nan, math.inf, -math.inf])

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.compiled.kernel_library import Kernel
-from fedgist.core.convolution import Conv2d, MaxPool2d
-from fedgist.core.layers import BatchNorm, Dropout, Pass, current, replace_layers
+from fedgist.core.nets.compiled.kernel_library import Kernel
+from fedgist.core.nets.convolution import Conv2d, MaxPool2d
+from fedgist.core.nets.layers import BatchNorm, Dropout, Pass, current, replace_layers
 from fedgist.testing.laws import close
 
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)

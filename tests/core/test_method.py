@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.core import random
-from fedgist.core.classes import Classes
 from fedgist.core.message import message
 from fedgist.core.method import (
     ClientInfo,
@@ -25,6 +24,7 @@ from fedgist.core.method import (
     Task,
     Training,
 )
+from fedgist.core.objectives.classes import Classes
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.training import Optimizer
 from fedgist.errors import TooFewRepliesError

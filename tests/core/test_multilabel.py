@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.multilabel import Multilabel
-from fedgist.core.rank_metrics import mean_precision, roc_area
+from fedgist.core.objectives.multilabel import Multilabel
+from fedgist.core.objectives.rank_metrics import mean_precision, roc_area
 
 ROWS, PRESENT, LABELS = 30, 24, 3
 KEY = random.key(5)

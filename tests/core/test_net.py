@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.layers import Pass
-from fedgist.core.net import split_head, stacked
-from fedgist.core.parts import Part
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import split_head, stacked
+from fedgist.core.nets.parts import Part
 
 
 def small() -> nn.Module:

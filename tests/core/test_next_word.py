@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core.batch import NO_WORD, Batch
-from fedgist.core.next_word import END, SPECIAL, UNKNOWN, NextWord
+from fedgist.core.objectives.next_word import END, SPECIAL, UNKNOWN, NextWord
 from fedgist.core.tree import map_leaves
 from fedgist.errors import InputError
 

@@ -13,11 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgist.core import class_metrics, random
+from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.class_metrics import ClassPredictions, LabelledPredictions
-from fedgist.core.classes import Classes
-from fedgist.core.metrics import CLASS_METRICS, LOSS, METRICS, OBJECTIVES
+from fedgist.core.objectives import class_metrics
+from fedgist.core.objectives.class_metrics import ClassPredictions, LabelledPredictions
+from fedgist.core.objectives.classes import Classes
+from fedgist.core.objectives.metrics import CLASS_METRICS, LOSS, METRICS, OBJECTIVES
 from fedgist.errors import InputError
 
 CLASSES = 4

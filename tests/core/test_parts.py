@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.net import Net, split_head
-from fedgist.core.parts import check_part, is_part
+from fedgist.core.nets.net import Net, split_head
+from fedgist.core.nets.parts import check_part, is_part
 from fedgist.errors import MethodError
 from fedgist.models import MODELS
 from fedgist.wire.outline import Outline

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.regression import Regression
+from fedgist.core.objectives.regression import Regression
 from fedgist.errors import InputError
 
 KEY = random.key(3)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.segmentation import Segmentation
+from fedgist.core.objectives.segmentation import Segmentation
 from fedgist.core.tree import map_leaves
 
 ROWS, PRESENT, SIDE, CLASSES = 5, 4, 6, 3

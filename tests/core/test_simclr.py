@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import fedgist
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.layers import Pass, current
-from fedgist.core.net import Net, split_head
-from fedgist.core.simclr import SimCLR
+from fedgist.core.nets.layers import Pass, current
+from fedgist.core.nets.net import Net, split_head
+from fedgist.core.objectives.simclr import SimCLR
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import examples
 from fedgist.errors import InputError

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.layers import Pass, current, replace_layers
-from fedgist.core.net import Net, split_head
+from fedgist.core.nets.layers import Pass, current, replace_layers
+from fedgist.core.nets.net import Net, split_head
 
 SHAPE, CLASSES = (1, 6, 6), 4
 

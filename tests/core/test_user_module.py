@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from fedgist.core.net import split_head
+from fedgist.core.nets.net import split_head
 
 few = settings(max_examples=30)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from commands import call
 from fedgist.core.batch import NO_WORD
-from fedgist.core.next_word import BEGIN, END, PADDING, SPECIAL, UNKNOWN
+from fedgist.core.objectives.next_word import BEGIN, END, PADDING, SPECIAL, UNKNOWN
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading, SplitTexts, Texts, text_dataset

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from fedgist.core import class_metrics
-from fedgist.core.metrics import CLASS_METRICS, METRICS_OF, OBJECTIVES
-from fedgist.core.target import LABELS_OF
+from fedgist.core.objectives import class_metrics
+from fedgist.core.objectives.metrics import CLASS_METRICS, METRICS_OF, OBJECTIVES
+from fedgist.core.objectives.target import LABELS_OF
 from fedgist.data.sources import SOURCES
 from fedgist.methods import METHODS
 from fedgist.recipe.schema import Recipe

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from commands import python
-from fedgist.core.metrics import OBJECTIVES
-from fedgist.core.target import EVERY_TARGET
+from fedgist.core.objectives.metrics import OBJECTIVES
+from fedgist.core.objectives.target import EVERY_TARGET
 from fedgist.methods import METHODS
 from tasks_page import BEGIN, END, HEADS, IN_SHORT, OWN, PAGE, WITH, cell, target_of, with_table
 

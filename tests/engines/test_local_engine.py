@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core import random
-from fedgist.core.compiled.kernel_library import Compiled
-from fedgist.core.layers import Pass
 from fedgist.core.method import Phase
+from fedgist.core.nets.compiled.kernel_library import Compiled
+from fedgist.core.nets.layers import Pass
 from fedgist.data.sources import file_sizes
 from fedgist.engines import plan_timing
 from fedgist.engines.plan_timing import choose_plans

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changed_wires import ANY_SIZE, Change, with_wire
-from fedgist.core.metrics import LOSS, METRICS_OF, NUMBER_LOSS, WORD_METRICS, Metric
-from fedgist.core.own_metric import metric
+from fedgist.core.objectives.metrics import LOSS, METRICS_OF, NUMBER_LOSS, WORD_METRICS, Metric
+from fedgist.core.objectives.own_metric import metric
 from fedgist.engines.engine import Score
 from fedgist.errors import MessageError
 from fedgist.runs.files.columns import clients_in

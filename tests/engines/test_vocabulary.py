@@ -13,8 +13,8 @@ from torch import Tensor
 from fedgist.core.losses import cross_entropy
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Count, Exchange, Method, Order, Phase, Replies
-from fedgist.core.net import Net
-from fedgist.core.parts import Part
+from fedgist.core.nets.net import Net
+from fedgist.core.nets.parts import Part
 from fedgist.core.tree import named, tree
 from fedgist.methods.common.averaging import Averaging
 from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fedgist
-from fedgist.core.metrics import OBJECTIVES
+from fedgist.core.objectives.metrics import OBJECTIVES
 from fedgist.methods import METHODS
 from fuzz.mutations import nasty, spoil_tree
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from commands import call
-from fedgist.core.compiled import kernel_library
+from fedgist.core.nets.compiled import kernel_library
 
 ROOT = Path(__file__).parents[2]
 OWN = "the machine's own"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from fedgist.core import random
-from fedgist.core.classes import Classes
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Context, Count, Order, Replies, Task, Training
-from fedgist.core.net import Architecture, Net, split_head
+from fedgist.core.nets.net import Architecture, Net, split_head
+from fedgist.core.objectives.classes import Classes
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.training import Optimizer
 from fedgist.core.tree import map_leaves

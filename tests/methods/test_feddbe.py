@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.classes import Classes
 from fedgist.core.method import Batch, Context, Task, Training
-from fedgist.core.net import split_head
+from fedgist.core.nets.net import split_head
+from fedgist.core.objectives.classes import Classes
 from fedgist.core.training import Optimizer
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.feddbe import Bias, Common, FeatureSum, FedDBE

@@ -18,10 +18,10 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.classes import Classes
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Task, Training
-from fedgist.core.net import Architecture, split_head
+from fedgist.core.nets.net import Architecture, split_head
+from fedgist.core.objectives.classes import Classes
 from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Replies, Reply, Subtotal, gather
 from fedgist.core.training import Optimizer

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Nothing
-from fedgist.core.net import split_head
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import split_head
 from fedgist.core.replies import Subtotal, gather
 from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses, Prototypes
 from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.classes import Classes
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Task, Training
-from fedgist.core.net import split_head
+from fedgist.core.nets.net import split_head
+from fedgist.core.objectives.classes import Classes
 from fedgist.core.training import Optimizer
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.fedprox import FedProx

@@ -20,7 +20,7 @@ from fedgist.cli.recipe_files import find_recipe
 from fedgist.core import random
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Count, Nothing, Order, Replies
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
 from fedgist.data.dataset import Dataset
 from fedgist.engines.message_form import upload_form
 from fedgist.errors import InputError, MethodError

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import fedgist
-from fedgist.core.classes import Classes
 from fedgist.core.method import Context, Method, Part, Phase, Task, Training
-from fedgist.core.net import split_head
+from fedgist.core.nets.net import split_head
+from fedgist.core.objectives.classes import Classes
 from fedgist.core.training import Optimizer
 from fedgist.errors import MethodError, RecipeError
 from fedgist.methods.fedper import FedPer

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Exchange, Method, Net, Nothing, Part, Phase
-from fedgist.core.net import split_head
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import split_head
 from fedgist.core.tree import Tree, tree
 from fedgist.methods.common.averaging import Averaging
 from fedgist.methods.fedavg import FedAvg

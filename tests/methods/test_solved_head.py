@@ -16,7 +16,7 @@ from sklearn.linear_model import Ridge
 import fedgist
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.multilabel import Multilabel
+from fedgist.core.objectives.multilabel import Multilabel
 from fedgist.errors import InputError
 from fedgist.methods.common.conjugate_head import map_head
 from fedgist.methods.common.linear_head import with_constant

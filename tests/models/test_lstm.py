@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgist.core.net import split_head, stacked
+from fedgist.core.nets.net import split_head, stacked
 from fedgist.models.lstm import LSTM, word_lstm
 
 

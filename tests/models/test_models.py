@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.batch import fake_rows
-from fedgist.core.layers import Pass
-from fedgist.core.net import Net, split_head
-from fedgist.core.target import Target
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import Net, split_head
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import map_leaves, stack
 from fedgist.errors import RecipeError
 from fedgist.models import MODELS

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import commands
 import fedgist
-from fedgist.core.own_metric import OwnMetric, own_metric
+from fedgist.core.objectives.own_metric import OwnMetric, own_metric
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import blobs, rows

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fedgist
 from fedgist.api.result import Result
 from fedgist.cli.main import app
-from fedgist.core.metrics import Metric
+from fedgist.core.objectives.metrics import Metric
 from fedgist.errors import RecipeError
 from fedgist.report.tables.comparison import study
 from fedgist.report.tables.mean_counts import part_of_run

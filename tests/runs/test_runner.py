@@ -15,7 +15,7 @@ from torch import nn
 import fedgist
 from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Method, Replies
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
 from fedgist.errors import RecipeError
 from fedgist.methods.fedavg import FedAvg
 from fedgist.testing.small_worlds import SIZES, blobs, rows

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedgist
-from fedgist.core.layers import Pass
-from fedgist.core.net import Net
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import Net
 from fedgist.core.random import key
 from fedgist.errors import MethodError, RecipeError
 from fedgist.recipe.overrides import Overrides

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fedgist
-from fedgist.core.metrics import METRICS_OF, OBJECTIVES
-from fedgist.core.target import LABELS_OF
+from fedgist.core.objectives.metrics import METRICS_OF, OBJECTIVES
+from fedgist.core.objectives.target import LABELS_OF
 from fedgist.errors import InputError
 from fedgist.methods import METHODS
 from fedgist.recipe.overrides import Overrides

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedgist
 from fedgist.cli.main import app
 from fedgist.core.batch import NO_WORD
-from fedgist.core.next_word import SPECIAL
+from fedgist.core.objectives.next_word import SPECIAL
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.text_rows import prompts
 from fedgist.data.vocabulary import Vocabulary

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from fedgist.core.method import Method
-from fedgist.core.metrics import ALL_ROWS, HELD_OUT
-from fedgist.core.own_metric import OwnMetric, own_metric
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import ALL_ROWS, HELD_OUT
+from fedgist.core.objectives.own_metric import OwnMetric, own_metric
+from fedgist.core.objectives.target import Target
 from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset
 from fedgist.data.partition import owner_of_rows

@@ -97,7 +97,7 @@ def run(
         and its fields.
     objective
         Replaces the recipe's objective: an object with a loss, metrics and a number of outputs
-        (:mod:`fedgist.core.own_objective`). The record holds its class and its fields.
+        (:mod:`fedgist.core.objectives.own_objective`). The record holds its class and its fields.
     metrics
         Replaces the recipe's ``objective.metrics``: names of metrics, and functions of one client's
         probabilities (rows, classes) and labels (rows,) that return a number. The first one selects

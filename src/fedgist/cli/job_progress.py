@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from fedgist.cli.shared_options import same_command
-from fedgist.core.metrics import CHOSEN_METRICS, LOSS, Metric, name_in_columns
+from fedgist.core.objectives.metrics import CHOSEN_METRICS, LOSS, Metric, name_in_columns
 from fedgist.errors import Interrupted, JobsError, RecipeError, one_of, printable
 from fedgist.report.formatting import duration, score_text
 from fedgist.report.terminal.console import column, console, say, words

@@ -20,7 +20,7 @@ def compile_() -> None:
     fedgist compile
     """
     from fedgist.core import hadamard
-    from fedgist.core.compiled import compiled_convolution, kernel_library
+    from fedgist.core.nets.compiled import compiled_convolution, kernel_library
 
     path = kernel_library.build()
     compiled_convolution.check()

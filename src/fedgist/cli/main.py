@@ -21,7 +21,7 @@ from fedgist.cli import (
 )
 from fedgist.cli.recipe_files import shipped
 from fedgist.cli.shared_options import START, app, same_command
-from fedgist.core.metrics import OBJECTIVES
+from fedgist.core.objectives.metrics import OBJECTIVES
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.engines import ENGINES

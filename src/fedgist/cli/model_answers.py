@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.metrics import LOSS, Metric
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import LOSS, Metric
+from fedgist.core.objectives.target import Target
 from fedgist.data.lazy_rows import pieces_of
 from fedgist.data.sources.further_labels import image_names, read_labels
 from fedgist.data.sources.image_folder import notes_on_files

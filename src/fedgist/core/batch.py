@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.target import Target, places
+from fedgist.core.objectives.target import Target, places
 from fedgist.core.tree import map_leaves, tree
 
 #: The label of a token that is not counted, because padding or nothing follows it.
@@ -38,8 +38,8 @@ class Batch:
     """Rows of a client: inputs ``x`` ``(batch, *input)``, labels ``y`` (batch,), ``mask`` (batch,).
 
     Texts ``x`` are integers (batch, length), the number of each token. ``y`` has the form of the
-    task's target (:data:`~fedgist.core.target.Target`): one class per row, (batch,); the next token
-    at each place, (batch, length), or the class of each pixel, (batch, height, width), and
+    task's target (:data:`~fedgist.core.objectives.target.Target`): one class per row, (batch,); the
+    next token at each place, (batch, length), or the class of each pixel, (batch, height, width), and
     ``NO_WORD`` at places that are not counted; numbers or labels, float32 (batch, outputs), NaN for
     missing ones.
 

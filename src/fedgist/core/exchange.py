@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from fedgist.core.message import Nothing
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
 from fedgist.core.replies import Order, Replies
 from fedgist.core.task import Context
 from fedgist.core.tree import Tree

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedgist.core.metrics import LOSS
-from fedgist.core.objective import Objective, RowPredictions
+from fedgist.core.objectives.metrics import LOSS
+from fedgist.core.objectives.objective import Objective, RowPredictions
 from fedgist.core.tree import leaves, map_leaves
 
 LOST = torch.inf  # the loss of a model without a score, in place of all its metrics

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core.autograd_types import Lot, SavedTensors
-from fedgist.core.compiled.kernel_library import library, remove
-from fedgist.core.convolution import is_plain
+from fedgist.core.nets.compiled.kernel_library import library, remove
+from fedgist.core.nets.convolution import is_plain
 from fedgist.errors import InputError
 
 NEIGHBORS = 128  # numbers of a vector that the transform moves apart, a power of two

@@ -51,7 +51,8 @@ Arguments of these functions:
 ``server``
     The server's state, a tree of tensors: the last result of ``init_server`` or ``server_update``.
 ``net``
-    The client's model as a value (:class:`~fedgist.core.net.Net`): parameters and buffers by name.
+    The client's model as a value (:class:`~fedgist.core.nets.net.Net`): parameters and buffers by
+    name.
 ``own``
     The client's state beside its net, a tree: the last result of ``init_client``, ``receive`` or
     ``upload``. This state never leaves the client.
@@ -104,11 +105,11 @@ from fedgist.core.batch import Batch, Labels, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
 from fedgist.core.message import Nothing, message
-from fedgist.core.net import Net
-from fedgist.core.parts import Part
+from fedgist.core.nets.net import Net
+from fedgist.core.nets.parts import Part
+from fedgist.core.objectives.target import EVERY_TARGET, Target
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.sampling import drawn_clients
-from fedgist.core.target import EVERY_TARGET, Target
 from fedgist.core.task import Context, Settings, Task
 from fedgist.core.training import Life, Optimizer, Training
 from fedgist.core.tree import Tree

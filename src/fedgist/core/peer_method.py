@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedgist.core.batch import Batch, Labels
 from fedgist.core.method import Method
-from fedgist.core.metrics import Metric
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
+from fedgist.core.objectives.metrics import Metric
 from fedgist.core.task import Context, Settings, Task
 from fedgist.core.tree import Tree
 

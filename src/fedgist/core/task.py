@@ -13,10 +13,10 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet, fake_rows
 from fedgist.core.counts import MOST_ROWS
-from fedgist.core.net import Architecture, Net
-from fedgist.core.objective import Objective
+from fedgist.core.nets.net import Architecture, Net
+from fedgist.core.objectives.objective import Objective
+from fedgist.core.objectives.target import places
 from fedgist.core.privacy import Privacy
-from fedgist.core.target import places
 from fedgist.core.training import Training
 from fedgist.core.tree import STATIC, tree
 from fedgist.errors import MethodError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.facts import DataFacts
 from fedgist.data.label_check import (
     MissingLabels,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.table_columns import Column
 from fedgist.errors import listed, printable
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from fedgist.core.target import IN_WORDS, NUMERIC, Target, places
+from fedgist.core.objectives.target import IN_WORDS, NUMERIC, Target, places
 from fedgist.errors import DataError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import regex
 
-from fedgist.core.next_word import SPECIAL, UNKNOWN
+from fedgist.core.objectives.next_word import SPECIAL, UNKNOWN
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError
 

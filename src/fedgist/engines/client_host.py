@@ -19,8 +19,8 @@ from fedgist.core import random
 from fedgist.core.finite_scores import of_finite, scored
 from fedgist.core.message import Form, payloads
 from fedgist.core.method import Context, Method, Net, Nothing, Phase, Task
-from fedgist.core.net import Architecture, stacked
-from fedgist.core.objective import RowPredictions
+from fedgist.core.nets.net import Architecture, stacked
+from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.optim import OptimizerState
 from fedgist.core.tree import Tree, below, build, map_leaves, named, take
 from fedgist.data.examples import labels_of

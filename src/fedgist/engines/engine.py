@@ -58,7 +58,7 @@ from torch import Tensor
 
 from fedgist.core.message import Nothing, message, payload_bytes
 from fedgist.core.method import Context, Method, Order, Reply, Task
-from fedgist.core.metrics import Metric
+from fedgist.core.objectives.metrics import Metric
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import STATIC, Tree, tree

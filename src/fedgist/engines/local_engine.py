@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgist.core.message import reduction
 from fedgist.core.method import Context, Method, Order, Reply, Task
-from fedgist.core.objective import RowPredictions
+from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree, same, stack, take
 from fedgist.engines.client_host import ClientHost

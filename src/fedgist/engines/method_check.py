@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core.batch import Batch, Labels, repeated_rows
-from fedgist.core.convolution import Conv2d
-from fedgist.core.layers import BatchNorm, Pass
 from fedgist.core.message import Form, reduction, why_not_summable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
-from fedgist.core.net import stacked
-from fedgist.core.parts import check_part
+from fedgist.core.nets.convolution import Conv2d
+from fedgist.core.nets.layers import BatchNorm, Pass
+from fedgist.core.nets.net import stacked
+from fedgist.core.nets.parts import check_part
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.task import fake_batch
 from fedgist.core.tree import Tree, leaves, map_leaves, named

@@ -13,11 +13,11 @@ from dataclasses import asdict, replace
 
 import torch
 
-from fedgist.core.compiled.kernel_library import Compiled, compiler, library, library_path
-from fedgist.core.convolution import Conv2d
-from fedgist.core.kernel_choice import compilable
 from fedgist.core.method import Context, Method, Order, Phase, Task
-from fedgist.core.net import Architecture
+from fedgist.core.nets.compiled.kernel_library import Compiled, compiler, library, library_path
+from fedgist.core.nets.convolution import Conv2d
+from fedgist.core.nets.kernel_choice import compilable
+from fedgist.core.nets.net import Architecture
 from fedgist.core.tree import Tree
 from fedgist.data.client_rows import steps_of
 from fedgist.data.sources.file_sizes import usable_memory

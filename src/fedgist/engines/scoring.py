@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import Context, Order
-from fedgist.core.objective import RowPredictions
+from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.tree import Tree, map_leaves, same
 from fedgist.engines.client_host import ClientHost, by_row, score_table
 from fedgist.engines.engine import Scores, ScoreTable, Split, collect

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order, Task
-from fedgist.core.objective import RowPredictions
+from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.tree import Tree, build, leaves
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split

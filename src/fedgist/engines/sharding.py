@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgist.core.message import total
 from fedgist.core.method import ClientInfo, Order
-from fedgist.core.objective import RowPredictions
+from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import Rows

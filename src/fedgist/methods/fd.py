@@ -17,7 +17,7 @@ from fedgist.core.bounds import NonNegative
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, rows_where
 from fedgist.methods.common.latest_messages import LatestMessages

@@ -28,7 +28,7 @@ from fedgist.core.method import (
     Phase,
     Replies,
 )
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import Tree, tree
 from fedgist.methods.common.averaging import Averages, Averaging, Moved, Weighted, Weights
 

@@ -21,7 +21,7 @@ from fedgist.core import random
 from fedgist.core.bounds import NonNegative, Positive, PositiveInt
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import ClassSums, gradient_head

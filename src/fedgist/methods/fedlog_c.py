@@ -18,7 +18,7 @@ from fedgist.core.bounds import NonNegative
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedgist.core.bounds import PositiveInt
 from fedgist.core.method import Exchange, Method, Part, Task
-from fedgist.core.parts import check_depth
+from fedgist.core.nets.parts import check_depth
 from fedgist.methods.common.averaging import Averaging
 
 

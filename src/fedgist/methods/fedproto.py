@@ -20,8 +20,8 @@ from fedgist.core.counts import COUNTS
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
+from fedgist.core.objectives.target import Target
 from fedgist.core.privacy import bounded, counted
-from fedgist.core.target import Target
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.errors import MethodError

@@ -19,7 +19,6 @@ from torch.nn.functional import kl_div, log_softmax, normalize, pad
 
 from fedgist.core import random
 from fedgist.core.bounds import Fraction, NonNegative, Positive, PositiveInt, Share, Temperature
-from fedgist.core.layers import Pass
 from fedgist.core.message import message
 from fedgist.core.method import (
     ClientInfo,
@@ -32,9 +31,10 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
+from fedgist.core.nets.layers import Pass
+from fedgist.core.objectives.target import Target
 from fedgist.core.optim import OptimizerState
 from fedgist.core.sampling import drawn_clients
-from fedgist.core.target import Target
 from fedgist.core.training import Optimizer
 from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError

@@ -16,8 +16,8 @@ from fedgist.core.bounds import PositiveInt
 from fedgist.core.counts import COUNTS
 from fedgist.core.message import message
 from fedgist.core.method import Method, Part
-from fedgist.core.net import Net
-from fedgist.core.parts import check_depth
+from fedgist.core.nets.net import Net
+from fedgist.core.nets.parts import check_depth
 from fedgist.core.replies import Count, Order, Replies
 from fedgist.core.task import Context, Task
 from fedgist.core.tree import Tree
@@ -44,7 +44,7 @@ class MovedLayers:
 class SharedLayers:
     """The exchange of methods that average the last ``count`` layers of all nets.
 
-    Arrays have the names of :meth:`fedgist.core.parts.Layers.last`, which do not depend on the
+    Arrays have the names of :meth:`fedgist.core.nets.parts.Layers.last`, which do not depend on the
     architecture. The first average is the initial net of the first architecture.
     """
 

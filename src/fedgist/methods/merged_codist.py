@@ -25,7 +25,7 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
 from fedgist.methods.common import codistillation

@@ -18,7 +18,6 @@ from torch.nn.functional import log_softmax, logsigmoid, one_hot, pad
 from fedgist.core import random
 from fedgist.core.bounds import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from fedgist.core.counts import COUNTS
-from fedgist.core.layers import linear
 from fedgist.core.losses import contrast, information_bound, masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import (
@@ -32,11 +31,12 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
-from fedgist.core.metrics import INFORMATION, Metric
+from fedgist.core.nets.layers import linear
+from fedgist.core.objectives.metrics import INFORMATION, Metric
+from fedgist.core.objectives.target import Target
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import bounded, check_weights, counted, noise_floor
 from fedgist.core.sampling import drawn_of_each_class
-from fedgist.core.target import Target
 from fedgist.core.tree import take, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.errors import MethodError

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.read_modes import Read

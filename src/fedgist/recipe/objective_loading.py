@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from fedgist.core.own_objective import TaskLoss, checked_objective
-from fedgist.core.target import LABELS_OF, Target
+from fedgist.core.objectives.own_objective import TaskLoss, checked_objective
+from fedgist.core.objectives.target import LABELS_OF, Target
 from fedgist.errors import RecipeError, first_line
 from fedgist.options import check_options
 from fedgist.recipe.own_code import load_own

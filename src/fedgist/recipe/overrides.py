@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from fedgist.core.adapters import Adapters
 from fedgist.core.method import Method
-from fedgist.core.own_metric import OwnMetric
+from fedgist.core.nets.adapters import Adapters
+from fedgist.core.objectives.own_metric import OwnMetric
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import Data

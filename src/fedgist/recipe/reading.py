@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedgist.core.metrics import CHOSEN_METRICS, Metric
+from fedgist.core.objectives.metrics import CHOSEN_METRICS, Metric
 from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
 from fedgist.methods import base_name
 from fedgist.options import checked

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedgist.core.method import Method
-from fedgist.core.own_metric import OwnMetric, own_metric
-from fedgist.core.own_objective import TaskLoss, metrics_of
-from fedgist.core.target import Target
+from fedgist.core.objectives.own_metric import OwnMetric, own_metric
+from fedgist.core.objectives.own_objective import TaskLoss, metrics_of
+from fedgist.core.objectives.target import Target
 from fedgist.engines.device_choice import usable_device
 from fedgist.errors import InputError, RecipeError
 from fedgist.recipe.data_section import Data

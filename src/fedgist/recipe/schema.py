@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, cast
 import tomli_w
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
-from fedgist.core.metrics import (
+from fedgist.core.objectives.metrics import (
     CHOSEN_METRICS,
     COMMON_METRICS,
     DEFAULT_METRICS,

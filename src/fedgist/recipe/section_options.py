@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from fedgist.core.metrics import OBJECTIVES, PROBE
+from fedgist.core.objectives.metrics import OBJECTIVES, PROBE
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.hub_columns import HubOptions

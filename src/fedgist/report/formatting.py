@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from fedgist.core.metrics import Metric
+from fedgist.core.objectives.metrics import Metric
 from fedgist.errors import printable
 from fedgist.runs.files.columns import COMPLETE, EXPECTED
 from fedgist.runs.files.record import Line

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.core.metrics import Direction
+from fedgist.core.objectives.metrics import Direction
 from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.files.columns import over_clients

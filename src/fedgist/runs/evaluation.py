@@ -12,8 +12,8 @@ from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.finite_scores import scored
 from fedgist.core.method import Context, Net, Task
-from fedgist.core.metrics import ALL_ROWS, HELD_OUT, LOSS
-from fedgist.core.objective import Objective, RowPredictions
+from fedgist.core.objectives.metrics import ALL_ROWS, HELD_OUT, LOSS
+from fedgist.core.objectives.objective import Objective, RowPredictions
 from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import as_labels
 from fedgist.engines.engine import Scores

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from fedgist.core.finite_scores import LOST
-from fedgist.core.metrics import LOSS
+from fedgist.core.objectives.metrics import LOSS
 from fedgist.engines.engine import Scores, ScoreTable
 from fedgist.runs.files.record import Line
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgist.core.method import Context, Order
-from fedgist.core.objective import RowPredictions
+from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.tree import Tree, named
 from fedgist.engines.engine import Answer, ScoreTable, Split
 from fedgist.engines.local_engine import LocalEngine

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.metrics import ALL_ROWS, HELD_OUT
+from fedgist.core.objectives.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.training import Training
 from fedgist.core.tree import Tree
 from fedgist.data.examples import Examples

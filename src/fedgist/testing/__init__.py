@@ -6,7 +6,7 @@
 ['8 inputs are not mutated']
 """
 
-from fedgist.core.own_objective_check import check_objective
+from fedgist.core.objectives.own_objective_check import check_objective
 from fedgist.testing.laws import LAWS, Law, LawError, check_laws
 from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.reduction import check_reduces_to

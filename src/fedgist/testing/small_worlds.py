@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.method import Method
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine

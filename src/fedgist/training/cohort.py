@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgist.core import losses, random, system_noise
 from fedgist.core.method import Batch, Context, Method, Net
-from fedgist.core.net import stacked
+from fedgist.core.nets.net import stacked
 from fedgist.core.optim import OptimizerState
 from fedgist.core.privacy import PrivateSteps
 from fedgist.core.tree import Tree, map_leaves, take, tree

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import Batch, Count, Labels, Method, Net, Task
-from fedgist.core.objective import RowPredictions
+from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import clipped_message, noised
 from fedgist.core.task import fake_batch

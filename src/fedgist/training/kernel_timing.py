@@ -16,10 +16,10 @@ from torch.func import functional_call
 
 from fedgist.core import random
 from fedgist.core.batch import fake_rows
-from fedgist.core.compiled.kernel_library import Compiled, Kernel
-from fedgist.core.convolution import Conv2d
-from fedgist.core.kernel_choice import compilable, use_kernels
-from fedgist.core.net import Architecture
+from fedgist.core.nets.compiled.kernel_library import Compiled, Kernel
+from fedgist.core.nets.convolution import Conv2d
+from fedgist.core.nets.kernel_choice import compilable, use_kernels
+from fedgist.core.nets.net import Architecture
 
 CLIENTS = 4  # clients in the timed stack: both kinds of kernels take them one by one
 TRIES = 3  # measurements of each kernel; the fastest one counts

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fedgist.core import optim, random
 from fedgist.core.device_copy import copied
-from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Method, Net, Phase
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.parts import KNOWN, is_part
 from fedgist.core.optim import OptimizerState
-from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.privacy import PrivateSteps
 from fedgist.core.training import Life, Optimizer
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take

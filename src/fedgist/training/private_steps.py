@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
 from fedgist.core.privacy import PrivateSteps, clip_factor, noised_array, shrunk
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import ABSENT

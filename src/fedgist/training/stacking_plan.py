@@ -25,7 +25,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from pydantic import Field
 
-from fedgist.core.compiled.kernel_library import Compiled
+from fedgist.core.nets.compiled.kernel_library import Compiled
 from fedgist.errors import cut, first_line
 
 Convolutions = Literal["each", "stacked"]

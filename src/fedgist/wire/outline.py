@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.net import Architecture, Net
-from fedgist.core.parts import Layers
+from fedgist.core.nets.net import Architecture, Net
+from fedgist.core.nets.parts import Layers
 
 
 @dataclass(frozen=True)

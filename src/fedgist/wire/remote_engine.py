@@ -25,7 +25,7 @@ from fedgist.core.counts import MOST_ROWS
 from fedgist.core.finite_scores import LOST
 from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse, scope, total
 from fedgist.core.method import Context, Method, Order, Reply
-from fedgist.core.metrics import LOSS, Metric
+from fedgist.core.objectives.metrics import LOSS, Metric
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import (

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedgist.core.finite_scores import LOST
 from fedgist.core.message import Form, payload_bytes, reduction, refuse
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
-from fedgist.core.metrics import LOSS
+from fedgist.core.objectives.metrics import LOSS
 from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort

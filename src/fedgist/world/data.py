@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.far_numbers import in_float32
+from fedgist.core.objectives.target import Target
 from fedgist.core.peer_method import PeerMethod
-from fedgist.core.target import Target
 from fedgist.data import Augmentation
 from fedgist.data.client_rows import Rows
 from fedgist.data.content_draws import fates, shares

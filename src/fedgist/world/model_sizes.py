@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedgist.core.objective import Objective
-from fedgist.core.target import Target
+from fedgist.core.objectives.objective import Objective
+from fedgist.core.objectives.target import Target
 from fedgist.data.facts import DataFacts
 
 

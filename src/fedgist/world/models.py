@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.adapters import Adapters, frozen
-from fedgist.core.net import Architecture, Net, head_of, split_head
-from fedgist.core.projection import projected
+from fedgist.core.nets.adapters import Adapters, frozen
+from fedgist.core.nets.net import Architecture, Net, head_of, split_head
+from fedgist.core.nets.projection import projected
 from fedgist.core.training import Pool
 from fedgist.core.tree import map_leaves
 from fedgist.data.sources.file_sizes import check_memory

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.batch import fake_rows
-from fedgist.core.class_metrics import READ_BY
 from fedgist.core.method import Method
-from fedgist.core.metrics import OBJECTIVES
-from fedgist.core.net import Architecture
-from fedgist.core.objective import Objective
-from fedgist.core.own_metric import OwnMetric
-from fedgist.core.own_objective import OwnObjective, metrics_of
-from fedgist.core.own_objective_check import check_objective
-from fedgist.core.target import IN_WORDS, LABELS_OF
+from fedgist.core.nets.net import Architecture
+from fedgist.core.objectives.class_metrics import READ_BY
+from fedgist.core.objectives.metrics import OBJECTIVES
+from fedgist.core.objectives.objective import Objective
+from fedgist.core.objectives.own_metric import OwnMetric
+from fedgist.core.objectives.own_objective import OwnObjective, metrics_of
+from fedgist.core.objectives.own_objective_check import check_objective
+from fedgist.core.objectives.target import IN_WORDS, LABELS_OF
 from fedgist.data.client_rows import Rows
 from fedgist.data.facts import DataFacts
 from fedgist.errors import RecipeError, first_line, listed, shown

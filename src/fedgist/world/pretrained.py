@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.net import head_of
-from fedgist.core.projection import head_and_projection
+from fedgist.core.nets.net import head_of
+from fedgist.core.nets.projection import head_and_projection
 from fedgist.data.sources.file_formats import PICKLE, SAFETENSORS, ZIP, format_of
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.locations import existing

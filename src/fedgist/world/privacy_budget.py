@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedgist.core import random
-from fedgist.core.layers import BatchNorm
 from fedgist.core.message import Form, reduction
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
+from fedgist.core.nets.layers import BatchNorm
 from fedgist.core.privacy import Privacy, PrivateSteps, grid_of, sensitivity
 from fedgist.core.wire_form import Bits, form_of
 from fedgist.data.client_rows import Rows

@@ -13,8 +13,8 @@ from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.counts import MOST_ROWS
 from fedgist.core.method import ClientInfo, Settings, Task
-from fedgist.core.net import Architecture, Net
-from fedgist.core.objective import Objective
+from fedgist.core.nets.net import Architecture, Net
+from fedgist.core.objectives.objective import Objective
 from fedgist.core.training import Pool
 from fedgist.data.examples import Examples
 from fedgist.data.facts import DataFacts

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch, RowSet
-from fedgist.core.metrics import ALL_ROWS, HELD_OUT
+from fedgist.core.objectives.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.lazy_rows import Inputs

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fedgist.core.method import Settings
-from fedgist.core.objective import Objective
+from fedgist.core.objectives.objective import Objective
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples

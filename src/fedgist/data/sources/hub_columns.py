@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.sources.hub_splits import HubPart
 from fedgist.data.sources.labelled_rows import Missing
 from fedgist.data.sources.stored_labels import label_columns

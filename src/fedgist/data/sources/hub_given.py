@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from fedgist.core.target import NUMERIC, Target
+from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import CHECKED, Inputs, LazyRows, outline, sample_of
 from fedgist.data.row_seeds import NO_SEED, own_draws

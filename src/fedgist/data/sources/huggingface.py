@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.hub_columns import HubColumns, HubOptions

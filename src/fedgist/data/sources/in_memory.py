@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.far_numbers import narrowed
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.label_check import check_labels
 from fedgist.data.lazy_rows import Inputs, LazyRows, outline

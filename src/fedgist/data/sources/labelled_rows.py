@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgist.core.far_numbers import narrowed
+from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.core.random import key, permutation
-from fedgist.core.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MANY_CLASSES, MissingClients, MissingLabels
 from fedgist.data.lazy_rows import LazyRows, outline

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.label_check import MissingClients, MissingLabels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.array_file import features, no_array, read_arrays

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgist.core.target import NUMERIC, Target
+from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.lazy_rows import LazyRows, held, outline

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.sources.locations import absent, data_root
 from fedgist.data.sources.text_file import field, json_lines, sentences_in
 from fedgist.data.sources.text_rows import SplitTexts, Texts

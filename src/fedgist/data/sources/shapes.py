@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.labelled_rows import moments
 from fedgist.errors import DataError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedgist.core.target import IN_WORDS, NUMERIC, Target
+from fedgist.core.objectives.target import IN_WORDS, NUMERIC, Target
 from fedgist.data.sources.labelled_rows import Values, as_texts
 from fedgist.errors import DataError
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.target import NUMERIC, Target
+from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.column_kinds import KINDS, Numbers, is_number, kind_of

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.file_formats import expect_text
 from fedgist.data.sources.file_sizes import check_memory, regular

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.target import IN_WORDS, Target
+from fedgist.core.objectives.target import IN_WORDS, Target
 from fedgist.data.sources.labelled_rows import codes, in_order
 from fedgist.errors import DataError, listed
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import NO_WORD
-from fedgist.core.next_word import BEGIN, END, PADDING
-from fedgist.core.target import Target
+from fedgist.core.objectives.next_word import BEGIN, END, PADDING
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import checked_fraction, codes, in_order, last_of_each

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.lazy_rows import Inputs, LazyRows, check_repeatable, held
 from fedgist.data.sources.hub_columns import NONE_STATED, HubOptions

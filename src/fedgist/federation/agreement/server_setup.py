@@ -9,8 +9,8 @@ from functools import partial
 from fedgist.core import random
 from fedgist.core.message import Form
 from fedgist.core.method import Context, Order, Task
-from fedgist.core.net import split_head
-from fedgist.core.objective import Objective
+from fedgist.core.nets.net import split_head
+from fedgist.core.objectives.objective import Objective
 from fedgist.data.examples import examples_of
 from fedgist.data.facts import DataFacts
 from fedgist.engines.message_form import upload_form

@@ -20,8 +20,8 @@ from fedgist.core.batch import Batch
 from fedgist.core.counts import COUNTS
 from fedgist.core.losses import proximal
 from fedgist.core.message import message
-from fedgist.core.net import Net
-from fedgist.core.parts import Part
+from fedgist.core.nets.net import Net
+from fedgist.core.nets.parts import Part
 from fedgist.core.replies import Count, Order, Replies
 from fedgist.core.task import Context
 from fedgist.core.tree import Tree, tree

@@ -28,8 +28,8 @@ from fedgist.core.bounds import (
     of_pool,
 )
 from fedgist.core.device_copy import copied
-from fedgist.core.layers import Pass
-from fedgist.core.net import Net
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.task import Context, Task
 from fedgist.core.training import Optimizer, Schedule

@@ -27,7 +27,7 @@ from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.counts import COUNTS_FIRST
 from fedgist.core.message import message
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
 from fedgist.core.optim import init, step
 from fedgist.core.privacy import bounded, counted
 from fedgist.core.task import Task

@@ -19,7 +19,7 @@ class LinearHead:
     """A linear head over features of width m: ``eta`` (classes, m + 1), the biases first.
 
     It does not contain an architecture's name for its last layer, so one head serves several
-    architectures: :meth:`fedgist.core.net.Net.with_head` installs it.
+    architectures: :meth:`fedgist.core.nets.net.Net.with_head` installs it.
     """
 
     eta: Tensor

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
 from fedgist.core.replies import Count, Order, Replies
 from fedgist.core.task import Context
 from fedgist.core.tree import Tree, tree

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedgist.core import cuda_graphs, optim
 from fedgist.core.cuda_graphs import Capturing, Replay, recorded
-from fedgist.core.layers import Pass
 from fedgist.core.message import are_finite, is_finite
-from fedgist.core.net import Net
+from fedgist.core.nets.layers import Pass
+from fedgist.core.nets.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.task import Context, Task
 from fedgist.core.training import Optimizer

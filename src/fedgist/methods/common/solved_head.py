@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
+from fedgist.core.objectives.regression import Regression
 from fedgist.core.privacy import bounded, counted
-from fedgist.core.regression import Regression
 from fedgist.core.task import Task
 from fedgist.errors import MethodError
 from fedgist.methods.common.conjugate_head import map_head

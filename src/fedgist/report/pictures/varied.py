@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedgist.core.metrics import Metric
+from fedgist.core.objectives.metrics import Metric
 from fedgist.errors import ReportError, did_you_mean, shown
 from fedgist.report.formatting import Sheet
 from fedgist.report.pictures.drawing import (

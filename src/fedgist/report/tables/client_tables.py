@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from fedgist.core.metrics import Metric
+from fedgist.core.objectives.metrics import Metric
 from fedgist.errors import ReportError
 from fedgist.report.formatting import Sheet, score_text
 from fedgist.report.tables.comparison import RunGroup, common_metric, group

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedgist.core.metrics import PROBE, Metric
+from fedgist.core.objectives.metrics import PROBE, Metric
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.recipe.reading import defaults, flat, role_of
 from fedgist.report.tables.mean_counts import who_is_missing

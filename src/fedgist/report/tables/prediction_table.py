@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedgist.core.target import Target
+from fedgist.core.objectives.target import Target
 from fedgist.runs.finished.trained_models import labels_in, sayable
 
 DIGITS = ".6g"

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from fedgist.core.metrics import ALL_ROWS, METRICS, Metric
+from fedgist.core.objectives.metrics import ALL_ROWS, METRICS, Metric
 from fedgist.report.formatting import Sheet, bytes_text, duration, percent, replies, score_text
 from fedgist.report.tables.comparison import common_metric
 from fedgist.report.tables.mean_counts import marked, marked_runs, part_of, sentence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from fedgist.core.metrics import Metric
+from fedgist.core.objectives.metrics import Metric
 from fedgist.report.formatting import Sheet, bits_text, bytes_text, percent, printed
 from fedgist.report.tables.comparison import MARKS, Paper, Row, Study, Target, against
 from fedgist.report.tables.mean_counts import marked, marked_runs, sentence

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from fedgist.core.metrics import METRICS, Metric
+from fedgist.core.objectives.metrics import METRICS, Metric
 from fedgist.errors import printable
 from fedgist.report.formatting import bytes_text, duration, replies, score_text, seconds_left
 from fedgist.report.tables.mean_counts import marked, part_of

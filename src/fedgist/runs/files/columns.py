@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedgist.core.metrics import ALL_ROWS, LOSS, METRICS, PROBES_BESIDE, Metric
+from fedgist.core.objectives.metrics import ALL_ROWS, LOSS, METRICS, PROBES_BESIDE, Metric
 
 MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedgist.core.metrics import LOSS, PROBE, PROBES_BESIDE
+from fedgist.core.objectives.metrics import LOSS, PROBE, PROBES_BESIDE
 from fedgist.errors import DataError, first_line, shown
 from fedgist.runs.files.columns import (
     COUNT,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from fedgist.core.adapters import A, Adapted, B, adapted_layers
+from fedgist.core.nets.adapters import A, Adapted, B, adapted_layers
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import RecipeError, one_of
 from fedgist.runs.files import atomic_files as files

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedgist.core import random
-from fedgist.core.metrics import ALL_ROWS, PROBE
-from fedgist.core.net import Net
+from fedgist.core.nets.net import Net
+from fedgist.core.objectives.metrics import ALL_ROWS, PROBE
 from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.engine import EVALUATE, Engine, Simulation

@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.adapters import merged
 from fedgist.core.message import Nothing, are_finite, is_finite
 from fedgist.core.method import Context, Method
-from fedgist.core.multilabel import LIKELY
-from fedgist.core.net import Net
-from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
-from fedgist.core.target import Target
+from fedgist.core.nets.adapters import merged
+from fedgist.core.nets.net import Net
+from fedgist.core.objectives.multilabel import LIKELY
+from fedgist.core.objectives.next_word import BEGIN, PADDING, UNKNOWN
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import Tree, below, build, map_leaves, named, under
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import pieces_of, sample_of

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.layers import Linear, linear
-from fedgist.core.net import Architecture, Net
-from fedgist.core.parts import Layers
-from fedgist.core.projection import head_and_projection
+from fedgist.core.nets.layers import Linear, linear
+from fedgist.core.nets.net import Architecture, Net
+from fedgist.core.nets.parts import Layers
+from fedgist.core.nets.projection import head_and_projection
 from fedgist.errors import listed
 
 A, B = "lora_a", "lora_b"  # an adapter's matrices

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from fedgist.core.compiled.kernel_library import HOW, Kernel, library
-from fedgist.core.convolution import Conv2d, MaxPool2d
-from fedgist.core.layers import Dropout
+from fedgist.core.nets.compiled.kernel_library import HOW, Kernel, library
+from fedgist.core.nets.convolution import Conv2d, MaxPool2d
+from fedgist.core.nets.layers import Dropout
 
 
 def compilable(module: nn.Module) -> dict[str, Conv2d]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from fedgist.registry import Registry
 
 if TYPE_CHECKING:  # it loads torch
-    from fedgist.core.objective import Objective
+    from fedgist.core.objectives.objective import Objective
 
 MetricUnit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
@@ -175,12 +175,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 #: ``label_moments`` (of numbers), these are facts that are passed to it as well.
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
     {
-        "classes": "fedgist.core.classes:Classes",
-        "text_classes": "fedgist.core.classes:Classes",
-        "next_word": "fedgist.core.next_word:NextWord",
-        "regression": "fedgist.core.regression:Regression",
-        "multilabel": "fedgist.core.multilabel:Multilabel",
-        "segmentation": "fedgist.core.segmentation:Segmentation",
-        "simclr": "fedgist.core.simclr:SimCLR",
+        "classes": "fedgist.core.objectives.classes:Classes",
+        "text_classes": "fedgist.core.objectives.classes:Classes",
+        "next_word": "fedgist.core.objectives.next_word:NextWord",
+        "regression": "fedgist.core.objectives.regression:Regression",
+        "multilabel": "fedgist.core.objectives.multilabel:Multilabel",
+        "segmentation": "fedgist.core.objectives.segmentation:Segmentation",
+        "simclr": "fedgist.core.objectives.simclr:SimCLR",
     }
 )

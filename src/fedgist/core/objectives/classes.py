@@ -11,10 +11,15 @@ from torch import Tensor
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import Share, check_bounds
-from fedgist.core.class_metrics import MEASURES, OF_LABELS, ClassPredictions, LabelledPredictions
-from fedgist.core.metrics import CLASS_METRICS, COMMON_METRICS, LOSS, Metric
-from fedgist.core.own_metric import OwnMetric, measured_by, rows_of_each
-from fedgist.core.target import Target
+from fedgist.core.objectives.class_metrics import (
+    MEASURES,
+    OF_LABELS,
+    ClassPredictions,
+    LabelledPredictions,
+)
+from fedgist.core.objectives.metrics import CLASS_METRICS, COMMON_METRICS, LOSS, Metric
+from fedgist.core.objectives.own_metric import OwnMetric, measured_by, rows_of_each
+from fedgist.core.objectives.target import Target
 from fedgist.errors import one_of
 
 

@@ -3,7 +3,7 @@
 A user writes a class with four parts; :class:`OwnObjective` makes a task's objective of it::
 
     class Poisson:
-        labels = "numbers"  # the form of the labels: see fedgist.core.target
+        labels = "numbers"  # the form of the labels: see fedgist.core.objectives.target
         outputs = 1  # numbers that a model gives for each row
 
         def loss(self, outputs, batch):  # the mean over the rows of batch.mask, a scalar
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.metrics import OTHER_LOSS, Metric
-from fedgist.core.own_metric import OwnMetric, measured_by, own_metric, rows_of_each
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import OTHER_LOSS, Metric
+from fedgist.core.objectives.own_metric import OwnMetric, measured_by, own_metric, rows_of_each
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import RecipeError
 

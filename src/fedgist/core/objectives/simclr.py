@@ -17,8 +17,8 @@ from torch import Tensor
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import PositiveInt, Temperature, check_bounds
-from fedgist.core.metrics import LOSS, PROBE, Metric
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import LOSS, PROBE, Metric
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
 

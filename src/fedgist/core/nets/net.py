@@ -18,17 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgist.core.compiled.kernel_library import Kernel
-from fedgist.core.convolution import Conv2d
-from fedgist.core.kernel_choice import use_kernels
-from fedgist.core.layers import BatchNorm, Dropout, Pass, current, linear, replace_layers
-from fedgist.core.parts import Layers, Part, layers_of
-from fedgist.core.projection import head_and_projection, without_projection
-from fedgist.core.random import torch_draws
-from fedgist.core.target import Target, places
-from fedgist.core.trailing_dropout import move_trailing
-from fedgist.core.tree import STATIC, map_leaves, tree
-from fedgist.core.user_module import (
+from fedgist.core.nets.compiled.kernel_library import Kernel
+from fedgist.core.nets.convolution import Conv2d
+from fedgist.core.nets.kernel_choice import use_kernels
+from fedgist.core.nets.layers import BatchNorm, Dropout, Pass, current, linear, replace_layers
+from fedgist.core.nets.parts import Layers, Part, layers_of
+from fedgist.core.nets.projection import head_and_projection, without_projection
+from fedgist.core.nets.trailing_dropout import move_trailing
+from fedgist.core.nets.user_module import (
     activation_after,
     attempt,
     check_parts,
@@ -36,6 +33,9 @@ from fedgist.core.user_module import (
     fixed_in,
     tensor_of,
 )
+from fedgist.core.objectives.target import Target, places
+from fedgist.core.random import torch_draws
+from fedgist.core.tree import STATIC, map_leaves, tree
 from fedgist.errors import first_line
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from fedgist.core import losses
 from fedgist.core.batch import Batch
-from fedgist.core.metrics import LOSS, PIXEL_METRICS, Metric
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import LOSS, PIXEL_METRICS, Metric
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
 

@@ -18,9 +18,9 @@ from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import Positive, check_bounds
 from fedgist.core.far_numbers import far_moments
-from fedgist.core.metrics import NUMBER_LOSS, NUMBER_METRICS, Metric
-from fedgist.core.own_metric import OwnMetric, measured_by, rows_of_each
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import NUMBER_LOSS, NUMBER_METRICS, Metric
+from fedgist.core.objectives.own_metric import OwnMetric, measured_by, rows_of_each
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
 

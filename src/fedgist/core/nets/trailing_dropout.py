@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedgist.core import random
-from fedgist.core.layers import Dropout, Pass, current
-from fedgist.core.user_module import FAILURES, tensor_of
+from fedgist.core.nets.layers import Dropout, Pass, current
+from fedgist.core.nets.user_module import FAILURES, tensor_of
 
 COMMUTING = (nn.Identity, nn.Flatten, nn.ReLU)  # with a factor of 0 or 1 / (1 - p)
 

@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.metrics import Metric
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import Metric
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import Tree
 
 #: Per-row results of prediction from which metrics are computed: a tree of (rows, ...) leaves.

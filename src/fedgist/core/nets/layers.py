@@ -3,7 +3,7 @@
 Batch norm must not see absent rows and must return its statistics instead of storing them. Dropout
 must draw from a key instead of torch's generator. A convolution of many small nets is sometimes
 faster net by net. :func:`replace_layers` replaces torch's layers with these, in a builder's module
-or a user's own. The layers read their mode from the *pass* that :mod:`fedgist.core.net` opens
+or a user's own. The layers read their mode from the *pass* that :mod:`fedgist.core.nets.net` opens
 around a call.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.autograd_types import Lot, SavedTensors
-from fedgist.core.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
+from fedgist.core.nets.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
 
 Normed = tuple[Tensor, Tensor, Tensor]
 _SPATIAL = 2  # the first dimension after rows and channels

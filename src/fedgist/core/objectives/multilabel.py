@@ -20,10 +20,10 @@ from torch.nn import functional
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import check_bounds
-from fedgist.core.metrics import LABEL_METRICS, LOSS, Metric
-from fedgist.core.own_metric import OwnMetric, measured_by, rows_of_each
-from fedgist.core.rank_metrics import mean_precision, roc_area
-from fedgist.core.target import Target
+from fedgist.core.objectives.metrics import LABEL_METRICS, LOSS, Metric
+from fedgist.core.objectives.own_metric import OwnMetric, measured_by, rows_of_each
+from fedgist.core.objectives.rank_metrics import mean_precision, roc_area
+from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
 

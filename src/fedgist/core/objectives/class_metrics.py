@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedgist.core.rank_metrics import mean_precision, roc_area
+from fedgist.core.objectives.rank_metrics import mean_precision, roc_area
 from fedgist.core.tree import tree
 
 Bools: TypeAlias = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
-from fedgist.core.metrics import METRICS, Direction, Metric, MetricUnit
+from fedgist.core.objectives.metrics import METRICS, Direction, Metric, MetricUnit
 from fedgist.errors import RecipeError, first_line, one_of, shown
 
 Function = Callable[..., object]

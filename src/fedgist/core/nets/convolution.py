@@ -1,6 +1,6 @@
 """Convolution and 2x2 max-pooling for stacked clients, on a CPU about twice as fast as torch's own.
 
-:func:`fedgist.core.layers.replace_layers` replaces torch's layers with these.
+:func:`fedgist.core.nets.layers.replace_layers` replaces torch's layers with these.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedgist.core.autograd_types import Lot, SavedTensors
-from fedgist.core.compiled.compiled_convolution import Settings, convolve
-from fedgist.core.compiled.kernel_library import Kernel
+from fedgist.core.nets.compiled.compiled_convolution import Settings, convolve
+from fedgist.core.nets.compiled.kernel_library import Kernel
 
 # Measured bounds on channels in and out: joint convolution and pooling is faster up to these.
 IMAGE, NARROW = 4, 16

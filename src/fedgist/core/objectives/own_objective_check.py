@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.batch import Batch, fake_rows
-from fedgist.core.own_objective import TaskLoss, checked_objective, metrics_of
+from fedgist.core.objectives.own_objective import TaskLoss, checked_objective, metrics_of
 from fedgist.errors import RecipeError, first_line
 
 ROWS, PRESENT = 12, 9  # made-up rows, and how many of them are present
@@ -24,7 +24,7 @@ def check_objective(thing: object, num_classes: int, y: Tensor | None = None) ->
     Parameters
     ----------
     thing
-        The object: see :mod:`fedgist.core.own_objective`.
+        The object: see :mod:`fedgist.core.objectives.own_objective`.
     num_classes
         Number of classes, or of numbers or labels per row.
     y

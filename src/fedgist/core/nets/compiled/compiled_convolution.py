@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedgist.core.autograd_types import Lot, SavedTensors
-from fedgist.core.compiled.kernel_library import library, remove
+from fedgist.core.nets.compiled.kernel_library import library, remove
 from fedgist.errors import InputError
 
 IMAGE = 4  # dimensions of a batch of images

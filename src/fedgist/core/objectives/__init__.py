@@ -1,0 +1,1 @@
+"""Objectives: what a loss and its metrics are for each kind of target."""
