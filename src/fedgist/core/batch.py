@@ -39,9 +39,9 @@ class Batch:
 
     Texts ``x`` are integers (batch, length), the number of each token. ``y`` has the form of the
     task's target (:data:`~fedgist.core.objectives.target.Target`): one class per row, (batch,); the
-    next token at each place, (batch, length), or the class of each pixel, (batch, height, width), and
-    ``NO_WORD`` at places that are not counted; numbers or labels, float32 (batch, outputs), NaN for
-    missing ones.
+    next token at each place, (batch, length), or the class of each pixel, (batch, height, width),
+    and ``NO_WORD`` at places that are not counted; numbers or labels, float32 (batch, outputs), NaN
+    for missing ones.
 
     ``mask`` is true for a present row. An absent row only has the shape of an example: every number
     computed from it must have weight 0. ``weight`` (batch,) multiplies the loss of each row, if the
