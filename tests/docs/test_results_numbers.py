@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import results_prose
+from fedgist.runs.finished.finished_run import OLD
 from results_cells import PAGES, Experiment, experiment, read_page
 from results_prose import Sources
 
@@ -352,7 +353,7 @@ def check_by_setting(found: Experiment, rows: list[Row]) -> int:
     for row in rows:
         label = label_of(row)
         if label not in expected:  # named by its method, and by keys and values of settings
-            words = {word.rpartition("=")[2] for word in label.split()}
+            words = {word.rpartition("=")[2] for word in label.removesuffix(OLD).split()}
             varied = [x for x, values in expected.items() if set(values) != {"without it"}]
             (label,) = [x for x in varied if {*re.split("[ =]", x), *methods[x]} >= words]
         for title in titles:
