@@ -19,6 +19,7 @@ from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files import checkpoint
 from fedgist.runs.files.checkpoint import Binding, Checkpoint
 from fedgist.runs.files.record import STATE, Record, read_lines, summary, to_json
+from fedgist.runs.files.seals import sealed
 from fedgist.runs.round_record import RoundRecord
 
 
@@ -105,6 +106,15 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(
     path.write_bytes(blob[: data.draw(st.integers(0, len(blob) - 1))])
     with pytest.raises(CheckpointError, match=r"state.safetensors is damaged"):
         checkpoint.load(folder)
+
+
+def test_a_checkpoint_of_another_version_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "sealed", lambda table: sealed({**table, "computes": 3}))
+    checkpoint.save(tmp_path, arrays())
+    with pytest.raises(CheckpointError, match="was written by another version of fedgist, which "):
+        checkpoint.load(tmp_path)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

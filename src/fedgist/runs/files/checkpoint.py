@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedgist.core.tree import below, under
-from fedgist.errors import CheckpointError, first_line
+from fedgist.errors import CheckpointError, first_line, listed
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.files.digests import of_arrays, of_text
@@ -133,12 +133,19 @@ def load(folder: Path) -> Checkpoint | None:
         parts, best_parts = (_parts(folder, entry.pop(k, {})) for k in (PARTS, BEST_PARTS))
         whole = whole and is_round(number) and (best is None or is_round(best))
         raised, forgotten = (tuple(map(tuple, entry.pop(k, ()))) for k in ("raised", "forgotten"))
-        binding = Binding(**entry, raised=raised, forgotten=forgotten)
+        names = {f.name for f in fields(Binding)}
+        stated = {key: value for key, value in entry.items() if key in names}
+        binding = Binding(**stated, raised=raised, forgotten=forgotten)
         whole = whole and _is_sound(binding)
     except _BROKEN as error:
         raise CheckpointError(f"{path} is damaged ({first_line(error)}); {_HINT}") from error
     if not whole:
         raise CheckpointError(f"{path} is damaged: its content is not what was written; {_HINT}")
+    if strange := sorted(entry.keys() - names):
+        raise CheckpointError(
+            f"{path} was written by another version of fedgist, which kept {listed(strange)}: end "
+            "the run with that version, or start it again with --overwrite"
+        )
 
     kept = None
     if best is not None:
