@@ -27,7 +27,7 @@ from fedgist.report.page.watch_page import WatchState, read_state
 from fedgist.report.page.watch_server import Latest, ServedPages
 
 from browsers import in_browser, new_page, open_browser  # isort: skip
-from written import FEDERATION_STATE, change_line, write_federation, write_run  # isort: skip
+from written import FEDERATION_STATE, change_line, sealed_run, write_federation, write_run  # isort: skip
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 
@@ -261,6 +261,7 @@ def add_round(folder: Path, number: int) -> None:
     line = {"round": number, "eval/client/accuracy_mean": 0.75, "time/round_s": 1.0}
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
+    sealed_run(folder)
 
 
 def test_many_pages_read_the_files_once() -> None:
