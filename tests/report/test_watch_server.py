@@ -25,9 +25,10 @@ from fedgist.errors import InputError
 from fedgist.report.page import watch_server
 from fedgist.report.page.watch_page import WatchState, read_state
 from fedgist.report.page.watch_server import Latest, ServedPages
+from fedgist.runs.files.run_directory import locked
 
 from browsers import in_browser, new_page, open_browser  # isort: skip
-from written import FEDERATION_STATE, change_line, sealed_run, write_federation, write_run  # isort: skip
+from written import FEDERATION_STATE, change_line, write_federation, write_run  # isort: skip
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 
@@ -261,7 +262,6 @@ def add_round(folder: Path, number: int) -> None:
     line = {"round": number, "eval/client/accuracy_mean": 0.75, "time/round_s": 1.0}
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    sealed_run(folder)
 
 
 def test_many_pages_read_the_files_once() -> None:
@@ -360,7 +360,7 @@ def test_a_new_round_appears_without_a_reload_until_the_watch_ends(
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    with served(run) as site:
+    with locked(run), served(run) as site:  # the run goes on
         page.goto(site.address)
         page.evaluate("window.mark = 1; document.querySelector('.scroll').focus()")
         page.wait_for_selector("text=round 1 of 9")
