@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgist.engines.process_control import as_workers_do
-from fedgist.methods.common.solved_head import gaussian_sums
+from fedgist.methods.common.gaussian_head import gaussian_sums
 
 ROWS = 256
 WIDTHS = (32, 128, 512, 1280)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +83,23 @@ def test_a_callback_has_each_rounds_line() -> None:
     lines: list[Line] = []
     result = fedgist.run(QUICK, **GIVEN, callback=lines.append)
     assert lines == result.rounds
+
+
+@pytest.mark.parametrize("more", [(), ("working", "chose")])
+def test_any_object_with_an_observers_functions_observes(more: tuple[str, ...]) -> None:
+    # rejects an observer that must be derived, and one whose further functions are not called
+    heard: dict[str, list[Any]] = {}
+
+    def hearer(name: str) -> Any:
+        return lambda *given: heard.setdefault(name, []).append(given[0])
+
+    names = ("began", "finished_round", "note", *more)
+    own: Any = SimpleNamespace(**{name: hearer(name) for name in names})
+    early = {**QUICK, "evaluate": {"patience": 1}, "data": {"validation": 0.3}}
+    early["method"] = {"name": "cs_fl"}  # its rounds have two stages
+    result = fedgist.run(early, **GIVEN, observer=own)
+    assert heard["finished_round"] == result.rounds
+    assert {"working", "chose"} & heard.keys() == {*more}
 
 
 def test_a_callback_that_raises_stops_a_run_that_is_saved(tmp_path: Path) -> None:

@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedgist.core.message import message
-from fedgist.core.tree import STATIC, build, leaves, map_leaves, named, same, stack, take, tree
+from fedgist.core.tree import (
+    STATIC,
+    below,
+    build,
+    leaves,
+    map_leaves,
+    named,
+    same,
+    stack,
+    take,
+    tree,
+    under,
+)
 from fedgist.errors import MethodError
 
 
@@ -270,3 +282,18 @@ def test_the_order_of_a_dictionary_does_not_matter_to_equality() -> None:
 def test_equality_is_of_a_tree_not_of_its_hash() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(example())
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), st.integers(0, 9), max_size=5),
+    st.text(min_size=1, max_size=3),
+    st.dictionaries(st.text(max_size=4), st.integers(0, 9), max_size=5),
+)
+def test_what_is_put_below_a_prefix_comes_back_without_the_rest(
+    own: dict[str, int], prefix: str, others: dict[str, int]
+) -> None:
+    mine, rest = ({n: torch.tensor(v) for n, v in table.items()} for table in (own, others))
+    stored = under(prefix, mine)
+    assert below(prefix, stored) == mine
+    apart = {n: a for n, a in rest.items() if not n.startswith(prefix)}
+    assert below(prefix, {**apart, **stored}) == mine

@@ -24,7 +24,7 @@ from fedgist.federation.server.serving import RosterFile, SiteDesk
 from fedgist.federation.server.status import STATUS, SiteStatus, StatusBoard, read_status
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS
+from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE
 from fedgist.runs.round import context
 from fedgist.wire.remote_engine import Patience
 from three_sites import NAMES, SAME, parsed, recipe
@@ -186,7 +186,7 @@ def test_an_edited_state_or_list_of_participants_is_refused(tmp_path: Path) -> N
     first.write_participants("round,client\r\n1,0\r\n1,2\r\n")
     first.begin(2, [0, 1])
     assert RunStateFile.open(folder, NAMES).state == first.state
-    participants, state = folder / PARTICIPANTS, folder / FEDERATION_STATE
+    participants, state = folder / PARTICIPANTS, folder / SITES_STATE
     for path, text in (
         (participants, "round,client\r\n1,0\r\n1,1\r\n"),
         (participants, ""),

@@ -19,8 +19,8 @@ from fedgist.core.batch import Batch
 from fedgist.core.objectives.multilabel import Multilabel
 from fedgist.errors import InputError
 from fedgist.methods.common.conjugate_head import map_head
+from fedgist.methods.common.gaussian_head import gaussian_sums, ridge_head
 from fedgist.methods.common.linear_head import with_constant
-from fedgist.methods.common.solved_head import gaussian_sums, ridge_head
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import world_of

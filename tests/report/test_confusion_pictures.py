@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedgist
-from fedgist.report.pictures.study_pictures import (
+from fedgist.report.pictures.confusion_pictures import (
     COLUMN,
     MOST_CLASSES,
     last_confusion,

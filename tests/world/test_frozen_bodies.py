@@ -22,7 +22,8 @@ from fedgist.methods.flesd import FLESD, SimilarityDistillation
 from fedgist.models import MODELS
 from fedgist.recipe.reading import make
 from fedgist.runs.files.checkpoint import load
-from fedgist.runs.finished.model_files import CONFIG, WEIGHTS, export, export_adapters
+from fedgist.runs.finished.adapter_files import CONFIG, WEIGHTS, export_adapters
+from fedgist.runs.finished.model_files import export
 from fedgist.runs.finished.trained_models import ClientModel, trained_model
 from fedgist.runs.runner import load_run
 from fedgist.testing.laws import close

@@ -129,7 +129,8 @@ def export_(
     """
     from fedgist.recipe.overrides import Overrides
     from fedgist.runs import runner
-    from fedgist.runs.finished.model_files import check_format, export, export_adapters
+    from fedgist.runs.finished.adapter_files import export_adapters
+    from fedgist.runs.finished.model_files import check_format, export
     from fedgist.runs.finished.trained_models import SERVER, trained_model
 
     if not adapters:

@@ -1,8 +1,9 @@
 """Random image augmentation, of pixels' places and of colours, drawn from keys.
 
 Shifts and reflections follow He, Zhang, Ren, Sun 2016, "Deep residual learning for image
-recognition", section 4.2. Resized crops and colours follow SimCLR (Chen et al. 2020, appendix A),
-with FLESD's strength.
+recognition", section 4.2. Resized crops and colours follow SimCLR (Chen et al. 2020, "A simple
+framework for contrastive learning of visual representations", appendix A), with FLESD's strength.
+Changes of colour are defined as in torchvision, on images (images, 3, height, width) from 0 to 1.
 """
 
 from __future__ import annotations

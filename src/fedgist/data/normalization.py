@@ -1,4 +1,7 @@
-"""Normalization of inputs: by all training rows, by each client's training rows, or not at all."""
+"""Normalization of inputs: by all training rows, by each client's training rows, or not at all.
+
+The mean and deviation of rows that are read lazily are those of a seeded sample of the rows.
+"""
 
 from __future__ import annotations
 

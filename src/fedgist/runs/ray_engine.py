@@ -42,7 +42,10 @@ class HostRecipe:
 
 
 class ShardHost:
-    """The clients of one shard."""
+    """The clients of one shard, somewhere on a cluster, with a local engine of its own.
+
+    It makes the run's world from the recipe, so it opens its own rows, and keeps only its shard's.
+    """
 
     def __init__(self, source: HostRecipe, number: int) -> None:
         """Make the shard of this number."""

@@ -1,7 +1,8 @@
 """One round: select clients, train them, aggregate, evaluate, and record.
 
 This module depends on the interfaces of methods and engines, but on no particular method or engine.
-It never reads the rows or the state of clients.
+It never reads the rows or the state of clients. Central noise is added to the totals of a stage
+before the method sees them.
 """
 
 from __future__ import annotations

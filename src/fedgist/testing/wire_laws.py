@@ -1,7 +1,9 @@
-"""Law 12: sites with only their own rows, over a wire, give the local engine's results.
+"""Laws 10 to 12: what may cross a wire, and that a wire changes no result.
 
-The same holds with clients that are absent, late or asked twice: a reply counts at most once, a
-late reply counts only if the method accepts it, and no reply is lost.
+No raw example leaves a client (10), and no invalid upload reaches the server (11). Sites with only
+their own rows, over a wire, give the local engine's results (12). The same holds with clients that
+are absent, late or asked twice: a reply counts at most once, a late reply counts only if the method
+accepts it, and no reply is lost.
 """
 
 from __future__ import annotations

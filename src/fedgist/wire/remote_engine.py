@@ -47,8 +47,8 @@ from fedgist.wire.site import SLACK
 from fedgist.wire.wire import Parts, Wire
 
 OrderKey = tuple[int, str, int, str]  # round, stage, client, architecture
-OWN = "score-"  # the name of the message with the score of a client's own model
-NAMES = frozenset(OWN + model for model in ("", FINETUNED, TRAINED))
+OWN_SCORE = "score-"  # the name of the message with the score of a client's own model
+SCORES = frozenset(OWN_SCORE + model for model in ("", FINETUNED, TRAINED))
 FORGOTTEN_AFTER = 50  # rounds after which a late reply is dropped
 FIRST_ROUNDS = (0, 1)
 NO_REPLY, NOT_CONNECTED = "no reply in time", "not connected"
@@ -163,7 +163,7 @@ def tables_of(
     MessageError
         If a message is no score, or its values are not possible.
     """
-    if OWN not in messages or not messages.keys() <= NAMES:
+    if OWN_SCORE not in messages or not messages.keys() <= SCORES:
         raise MessageError("it holds no score")
     tables = {}
     for name, score in messages.items():
@@ -172,7 +172,7 @@ def tables_of(
         received = score.values if int(score.rows) else {}
         values = {m: received[m].view(1).double() for m in metrics if m in received}
         table = ScoreTable((client,), score.rows.view(1), values, score.confusion)
-        tables[name.removeprefix(OWN)] = table
+        tables[name.removeprefix(OWN_SCORE)] = table
     return tables
 
 

@@ -1,4 +1,10 @@
-"""Pretrained weights: a model starts with the arrays of a file that fit it."""
+"""Pretrained weights: a model starts with the arrays of a file that fit it.
+
+Files are .safetensors or .pt, and are read without running code. A torch file is a pickle in a zip
+archive. torch reads it in the mode that only builds tensors and plain containers. Even this mode
+calls functions that can be made to run for hours, so the names in the pickle are checked first:
+only names that a state dict needs are allowed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Privacy accounting of a run: number of releases, noise per release, and budget spent."""
+"""Privacy accounting of a run: number of releases, noise per release, and budget spent.
+
+Noise from the system lies on a grid, on which sums of numbers are exact (decision 0038).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hugging Face splits that are given in Python, as one data set."""
+"""Hugging Face splits that are given in Python, as one data set.
+
+Labels and clients go by the names that the data set gives its classes.
+"""
 
 from __future__ import annotations
 

@@ -107,14 +107,14 @@ def labels_of(reader: MapRows) -> list[object]:
     if labels is not None and _agree(reader, labels):
         return labels
     kind, identity = type(reader.rows), reader.identity()
-    if identity is None:
+    if identity is None:  # a change of such rows would not be noticed
         return _read(reader)
     place = os.path.commonpath([Path(file).absolute() for file in reader.files or ("",)])
     key = (kind.__module__, kind.__qualname__, place, *identity)
-    labels = stored(key)
+    labels = cached_labels(key)
     if labels is None or not _agree(reader, labels):
         labels = _read(reader)
-        cached(key, labels)
+        cache_labels(key, labels)
     return labels
 
 
@@ -174,8 +174,8 @@ def plain(label: object) -> object:
     return as_list() if callable(as_list) else label
 
 
-def stored(identity: Sequence[str]) -> list[object] | None:
-    """Return the labels that were stored for files of this identity, or None."""
+def cached_labels(identity: Sequence[str]) -> list[object] | None:
+    """Return the labels that were read once from files of this identity, or None."""
     try:
         labels = json.loads(_path(identity).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -183,8 +183,8 @@ def stored(identity: Sequence[str]) -> list[object] | None:
     return labels if isinstance(labels, list) else None
 
 
-def cached(identity: Sequence[str], labels: Sequence[object]) -> None:
-    """Store labels for files of this identity, if the cache can be written."""
+def cache_labels(identity: Sequence[str], labels: Sequence[object]) -> None:
+    """Keep labels in the user's cache for files of this identity, if it can be written."""
     with contextlib.suppress(OSError, TypeError):
         path = _path(identity)
         path.parent.mkdir(parents=True, exist_ok=True)

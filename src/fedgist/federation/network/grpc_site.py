@@ -54,7 +54,7 @@ class Agent(Protocol):
     """What a site does, without a network."""
 
     def prepare(self, invitation: Note) -> Note:
-        """Prepare for the run of a invitation; return what the server must know of this site."""
+        """Prepare for the run of an invitation; return what the server must know of this site."""
 
     def largest(self) -> int:
         """Return the size in bytes of the largest envelope that this site opens."""

@@ -17,9 +17,11 @@ from fedgist.federation.network.invitation import Hex
 from fedgist.recipe.section import CLOSED
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_text
-from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS
+from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE
 from fedgist.runs.files.seals import of_file
 from fedgist.wire.site import StageKey
+
+NEVER: StageKey = (-1, 0, "")
 
 
 class RunState(BaseModel):
@@ -58,7 +60,7 @@ class RunStateFile:
     @staticmethod
     def open(folder: Path, names: Sequence[str]) -> RunStateFile:
         """Return the state of the run in a folder, or that of a new run with these sites."""
-        path = folder / FEDERATION_STATE
+        path = folder / SITES_STATE
         try:
             state = RunState.model_validate_json(path.read_bytes())
         except FileNotFoundError:
@@ -106,12 +108,9 @@ class RunStateFile:
         """Write the state."""
         self.state = self.state.model_copy(update={"whole": self.state.digest()})
         text = json.dumps(self.state.model_dump(mode="json"), indent=2)
-        files.write(self.folder / FEDERATION_STATE, text + "\n")
+        files.write(self.folder / SITES_STATE, text + "\n")
 
     def _change(self, **values: object) -> None:
         with self.lock:
             self.state = self.state.model_copy(update=values)
             self.write()
-
-
-NEVER: StageKey = (-1, 0, "")

@@ -41,7 +41,7 @@ from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.files import checkpoint as checkpoints
 from fedgist.runs.files.record import RECIPE
-from fedgist.runs.files.run_directory import FEDERATION_STATE, PARTICIPANTS, locked
+from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE, locked
 from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.wire.remote_engine import Patience, RemoteEngine
@@ -313,4 +313,4 @@ def _in_order(roster: Roster) -> list[str]:
 
 
 def _is_of_federation(folder: Path) -> bool:
-    return (folder / FEDERATION_STATE).exists()
+    return (folder / SITES_STATE).exists()

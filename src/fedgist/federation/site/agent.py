@@ -185,7 +185,7 @@ class SiteAgent:
         return store, state
 
     def _recipe(self, invitation: Invitation) -> Recipe:
-        """Return the recipe of a invitation, if the site's policy allows all that it names."""
+        """Return the recipe of an invitation, if the site's policy allows all that it names."""
         recipe, places = recorded(invitation.recipe), len(invitation.names)
         if (digest := digest_of_recipe(recipe)) != invitation.digest:
             text = f"the recipe's digest is {digest}; the server's is {invitation.digest}"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedgist.methods.common.method_looks import INK
+from fedgist.report.pictures.confusion_pictures import of_confusions
 from fedgist.report.pictures.curves import by_bytes, by_round, lines_of
 from fedgist.report.pictures.drawing import (
     HEIGHT,
@@ -23,7 +21,6 @@ from fedgist.report.pictures.drawing import (
     Picture,
     matplotlib,
     new_figure,
-    short,
     wrapped,
     write_figure,
 )
@@ -41,17 +38,11 @@ from fedgist.report.pictures.plot_elements import (
     tick_names,
     whole_ticks,
 )
-from fedgist.report.pictures.row_styles import RowStyle, mixed, styles_of
-from fedgist.report.tables.client_tables import (
-    LOCAL,
-    gains,
-    measure_of,
-    scores_of,
-    without_scores,
-)
+from fedgist.report.pictures.row_styles import RowStyle, styles_of
+from fedgist.report.tables.client_tables import LOCAL, gains, measure_of, scores_of, without_scores
 from fedgist.report.tables.comparison import Row, Study, common_metric
 from fedgist.report.tables.mean_counts import sentence
-from fedgist.runs.files.columns import CONFUSION, DOWN_BYTES, EPSILON, UP_BYTES, over_clients
+from fedgist.runs.files.columns import DOWN_BYTES, EPSILON, UP_BYTES, over_clients
 from fedgist.runs.files.record import CLIENTS, FEATURES
 from fedgist.runs.finished.finished_run import FinishedRun
 
@@ -61,14 +52,6 @@ if TYPE_CHECKING:
 
 WAYS = {UP_BYTES: "up, to the server", DOWN_BYTES: "down, to clients"}
 FEW = 4  # fewer values are also drawn as points: gaps between them may leave no line
-COLUMN = over_clients("client", CONFUSION, statistic="")
-MOST_CLASSES = 30  # with more, no cell of a figure can be told from the next
-MOST_NUMBERED = 12  # with more classes, cells hold no numbers
-MOST_CONFUSION_ROWS = 6  # number of rows with a figure
-BLACK = "#111111"  # of numbers on light cells, on a dark page as well
-BRIGHT = 0.35  # luminance of a cell from which its number is black
-DARKEST = -0.3  # a share of 1 is a bit darker than the colour of the row
-CELL = 0.27  # inches
 
 
 def pictures(study: Study) -> list[Picture]:
@@ -306,71 +289,3 @@ def unreadable(study: Study) -> list[str]:
         *(f"{path} is missing, or has no line that can be used" for path in clients),
         *(f"{path} cannot be used" for path in features),
     ]
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-def of_confusions(study: Study) -> Iterator[Picture]:
-    """Yield a figure for each row whose runs hold counts (true class, predicted class)."""
-    styles = styles_of([row.method for row in study.rows])
-    pairs = list(zip(study.rows, styles, strict=True))
-    for number, (row, style) in enumerate(pairs[:MOST_CONFUSION_ROWS], 1):
-        matrices = [matrix for run in row.runs if (matrix := last_confusion(run)) is not None]
-        same = len({matrix.shape for matrix in matrices}) == 1
-        if same and len(matrices[0]) <= MOST_CLASSES:
-            yield _picture(number, row, style.color, sum(matrices[1:], matrices[0]))
-
-
-def last_confusion(run: FinishedRun) -> np.ndarray | None:
-    """Return the last counts (true class, predicted class) of a run, over all clients."""
-    columns = [line[COLUMN] for line in run.rounds if line.get(COLUMN)]
-    try:
-        counts = np.array(columns[-1], dtype=np.int64) if columns else np.zeros(0)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    square = counts.ndim == len(("true", "predicted")) and counts.shape[0] == counts.shape[1]
-    return counts if square and counts.min() >= 0 and counts.sum() else None
-
-
-def _picture(number: int, row: Row, color: str, counts: np.ndarray) -> Picture:
-    split = row.runs[0].split
-    classes = split["classes"] if split else []
-    names = [str(k) for k in (classes if len(classes) == len(counts) else range(len(counts)))]
-    shares = counts / counts.sum(1, keepdims=True).clip(1)
-    size = CELL * len(names)
-    figure, axes = new_figure(max(2.4, size + 1.2), max(2.2, size + 1.0))
-    _draw_cells(axes, counts, shares, mixed(color, DARKEST))
-    labels, places = [short(name, 12) for name in names], [i + 0.5 for i in range(len(names))]
-    axes.set_xticks(places, labels, rotation=90)
-    axes.set_yticks(places, labels)
-    axes.set(xlabel="predicted", ylabel="true", aspect="equal")
-    axes.set_title(wrapped(row.label, 10 + 2 * len(names)), fontsize="medium")
-    axes.grid(visible=False)
-    axes.invert_yaxis()
-    table: FigureTable = [
-        ["true", *names],
-        *([n, *map(int, line)] for n, line in zip(names, counts, strict=True)),
-    ]
-    caption = (
-        f"{row.label}: test rows of all clients and seeds in the last round that counted them; "
-        "shade: share of the true class."
-    )
-    partial = sentence({row.label: row.runs}, over_clients("client", row.measure.name))
-    caption = f"{caption} {partial}".rstrip()
-    return Picture(
-        f"confusion-{number}", f"Confusion of classes: {row.label}", caption, figure, table
-    )
-
-
-def _draw_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray, color: str) -> None:
-    """Draw a cell per pair of classes: its shade is a share, its number a count."""
-    colors = importlib.import_module("matplotlib.colors")
-    shades = colors.LinearSegmentedColormap.from_list("row", ["white", color])
-    axes.pcolormesh(shares, cmap=shades, vmin=0.0, vmax=1.0, edgecolors="white", linewidth=0.5)
-    for i, j in np.ndindex(*counts.shape) if len(counts) <= MOST_NUMBERED else ():
-        red, green, blue, _ = shades(float(shares[i, j]))
-        ink = BLACK if 0.2126 * red**2 + 0.7152 * green**2 + 0.0722 * blue**2 > BRIGHT else "white"
-        number = str(counts[i, j])
-        axes.text(j + 0.5, i + 0.5, number, ha="center", va="center", color=ink, fontsize="x-small")

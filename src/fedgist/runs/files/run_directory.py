@@ -30,7 +30,7 @@ OF_A_RUN = (
 )
 LOCK = STATE.with_name("lock")
 PARTICIPANTS = "participants.csv"
-FEDERATION_STATE = STATE.with_name("sites.json")  # of a run with real sites
+SITES_STATE = STATE.with_name("sites.json")  # of a run with real sites
 PART = "clients-"  # how names of files of clients' state begin, beside the checkpoint
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
 

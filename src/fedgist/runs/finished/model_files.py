@@ -6,19 +6,16 @@ import contextlib
 import io
 import json
 import logging
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 
-from fedgist.core.nets.adapters import A, Adapted, B, adapted_layers
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import RecipeError, one_of
 from fedgist.runs.files import atomic_files as files
@@ -26,9 +23,6 @@ from fedgist.runs.finished.trained_models import NO_PROBABILITIES, ClientModel
 
 DESCRIPTION = "fedgist.json"  # the file in a .pt2 that describes the model
 _ONNX = "writing .onnx needs onnx and onnxscript: pip install 'fedgist[onnx]'"
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."  # of every array's name
-_MATRICES = {A: "lora_A.weight", B: "lora_B.weight"}
 
 
 def export(model: ClientModel, path: Path) -> None:
@@ -177,64 +171,3 @@ def _quiet() -> Iterator[None]:
 FORMATS: Mapping[str, Callable[[ClientModel], bytes]] = MappingProxyType(
     {".pt2": _program, ".safetensors": _arrays, ".onnx": _onnx}
 )
-
-
-def export_adapters(model: ClientModel, folder: Path) -> None:
-    """Write a client's adapters and its head into a folder, as peft reads them.
-
-    The weights of the frozen body are not in these files. A program that reads them needs the
-    pretrained model as well.
-
-    Raises
-    ------
-    RecipeError
-        If the model has no adapters.
-    """
-    layers = adapted_layers(model.trained.arch)
-    if not layers:
-        raise RecipeError(
-            f"model {model.arch.name} has no adapters (model.adapters): export the whole model, "
-            "without --adapters"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise RecipeError(f"{folder} is a file: adapters are written into a folder")
-    others = _learned_whole(model)
-    arrays = {
-        f"{_PREFIX}{layer}.{name}": model.trained.params[f"{layer}.{part}"]
-        for layer in layers
-        for part, name in _MATRICES.items()
-    }
-    arrays |= {f"{_PREFIX}{name}": array for name, array in others.items()}
-    whole = {name: array.detach().contiguous() for name, array in arrays.items()}
-    settings = _settings(layers, others)
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / WEIGHTS, safetensors.torch.save(whole, {"format": "pt"}))
-    files.write(folder / CONFIG, json.dumps(settings, indent=2).encode())
-
-
-def _settings(layers: Mapping[str, Adapted], others: Iterable[str]) -> dict[str, object]:
-    """Return peft's settings of adapters in these layers; ``others`` are whole arrays by name."""
-    adapters = next(iter(layers.values())).settings
-    return {
-        "peft_type": "LORA",
-        "r": adapters.rank,
-        "lora_alpha": adapters.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        # peft compares a text with whole names, and the names in a list also with their ends
-        "target_modules": "|".join(re.escape(name) for name in layers),
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in others}) or None,
-    }
-
-
-def _learned_whole(model: ClientModel) -> dict[str, Tensor]:
-    """Return the arrays that learn as a whole: those of the head, and of a projection before it.
-
-    The head of an encoder is no layer of the user's model, so its arrays are left out.
-    """
-    arch, whole = model.trained.arch, model.trained.arch.frozen
-    if whole is None or arch.projects:
-        return {}
-    return {name: array for name, array in model.trained.params.items() if name in whole.params}
