@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.plan import Plan
 from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import SIZES, federation, world
 from fedgist.training.cohort import Clients
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 HIDDEN = {"wide": [7, 6, 5], "flat": [6, 5]}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.sharded_engine import Call, HostsHere, ShardedEngine
 from fedgist.runs import prepare
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.ray_engine import HostRecipe, ShardHost
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 

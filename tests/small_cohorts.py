@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedgist.engines.plans.plan import Plan
 from fedgist.testing.small_worlds import federation, local_engine
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from audits.seams import CANARY, evidence
 from fedgist.core.tree import Tree, map_leaves
+from fedgist.engines.plans.plan import Plan
 from fedgist.runs.files.releases import Releases
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import SIZES, federation, rows, world
-from fedgist.training.stacking_plan import Plan
 
 
 def fedlog_runs(epsilon: float, delta: float, count: int, less: float) -> tuple[Tensor, Tensor]:

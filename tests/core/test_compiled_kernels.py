@@ -25,7 +25,11 @@ from fedgist.core.nets.compiled.compiled_convolution import Settings, convolve
 from fedgist.core.nets.kernel_choice import use_kernels
 from fedgist.core.nets.layers import Pass, current, replace_layers
 from fedgist.core.nets.net import split_head
-from fedgist.engines.plan_timing import choose_plans
+from fedgist.engines.plans import kernel_timing
+from fedgist.engines.plans import plan as stacking_plan
+from fedgist.engines.plans.kernel_timing import faster_layers
+from fedgist.engines.plans.plan import Plan
+from fedgist.engines.plans.timing import choose_plans
 from fedgist.errors import InputError, OutputError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
@@ -33,9 +37,6 @@ from fedgist.recipe.overrides import ClientGroup
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import Trace, trace, world
-from fedgist.training import kernel_timing, stacking_plan
-from fedgist.training.kernel_timing import faster_layers
-from fedgist.training.stacking_plan import Plan
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

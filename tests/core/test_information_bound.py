@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.core.losses import contrast, information_bound
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import InputError
 from fedgist.testing.small_worlds import PAIRS, SIZES, blobs, loopback, trace, world
-from fedgist.training.stacking_plan import Plan
 
 SKEWED = [0.9, 0.05, 0.05]
 

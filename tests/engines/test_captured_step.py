@@ -18,6 +18,7 @@ from fedgist.core import cuda_graphs, random
 from fedgist.core.batch import Batch
 from fedgist.core.cuda_graphs import Capturing
 from fedgist.core.method import Method
+from fedgist.engines.plans.plan import Plan
 from fedgist.methods.common.codistillation import Distillation
 from fedgist.methods.flesd import FLESD, SimilarityDistillation
 from fedgist.methods.merged_codist import MergedCodist
@@ -34,7 +35,6 @@ from fedgist.testing.small_worlds import (
 )
 from fedgist.training import captured_step, local_training
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.stacking_plan import Plan
 from fedgist.training.timetable import Turn
 from fedgist.world.world import World
 from pretended_graphs import REFUSED, PretendedGraphs

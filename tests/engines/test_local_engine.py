@@ -20,8 +20,9 @@ from fedgist.core.method import Phase
 from fedgist.core.nets.compiled.kernel_library import Compiled
 from fedgist.core.nets.layers import Pass
 from fedgist.data.sources import file_sizes
-from fedgist.engines import plan_timing
-from fedgist.engines.plan_timing import choose_plans
+from fedgist.engines.plans import timing as plan_timing
+from fedgist.engines.plans.plan import Plan, choose, remembered, sizes
+from fedgist.engines.plans.timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
@@ -35,7 +36,6 @@ from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 from fedgist.training import local_training
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.world.world import World
 
 

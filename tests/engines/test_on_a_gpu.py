@@ -9,7 +9,7 @@ import pytest
 from torch.utils import backend_registration
 
 from commands import call
-from fedgist.engines.plan_timing import STEPS_ON_GPU, TRIES
+from fedgist.engines.plans.timing import STEPS_ON_GPU, TRIES
 from fedgist.methods import METHODS
 
 TESTS = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def test_no_local_step_waits_for_the_gpu() -> None:
     tried = """
 import pretended_gpu
 from fedgist.testing.small_worlds import ALONE, trace, world
-from fedgist.training.stacking_plan import Plan
+from fedgist.engines.plans.plan import Plan
 def waits(plan, epochs, train):
     pretended_gpu.WAITS.clear()
     about = {"optimizer": "adam", "clip_norm": 1.0, "class_weights": "balanced", **train}
@@ -134,7 +134,7 @@ def test_plans_are_timed_there_with_the_captures_of_a_round() -> None:
     tried = """
 from unittest.mock import patch
 import pretended_gpu
-from fedgist.engines import plan_timing
+from fedgist.engines.plans import timing as plan_timing
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import world

@@ -15,7 +15,8 @@ from fedgist.core.training import Optimizer
 from fedgist.core.tree import tree
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
-from fedgist.engines.plan_timing import choose_plans
+from fedgist.engines.plans.plan import Plan
+from fedgist.engines.plans.timing import choose_plans
 from fedgist.errors import MethodError
 from fedgist.testing import check_laws
 from fedgist.testing.small_worlds import (
@@ -30,7 +31,6 @@ from fedgist.testing.small_worlds import (
     world,
 )
 from fedgist.testing.stages import stages
-from fedgist.training.stacking_plan import Plan
 from fedgist.training.timetable import timetable
 from fedgist.world.privacy_budget import _private_steps
 from small_cohorts import asked

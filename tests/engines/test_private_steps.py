@@ -15,12 +15,12 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.privacy import Privacy, PrivateSteps
 from fedgist.data.dataset import Dataset
+from fedgist.engines.plans.plan import Plan
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world, world_of
 from fedgist.training import local_training, private_steps, timetable
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.stacking_plan import Plan
 from fedgist.world import privacy_budget
 from fedgist.world.world import World
 from small_cohorts import asked

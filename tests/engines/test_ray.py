@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from commands import Command, call, fedgist, wait_until
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import DataError, WorkerError
 from fedgist.methods import METHODS
@@ -21,7 +22,6 @@ from fedgist.runs.files.checkpoint import load
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.ray_engine import HostRecipe, ShardHost
 from fedgist.testing.small_worlds import PAIRS, law_world, local_engine, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 from ray_nodes import Nodes, cluster_of
 

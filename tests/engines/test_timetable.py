@@ -8,9 +8,9 @@ import torch
 from fedgist.core import random
 from fedgist.core.method import Phase
 from fedgist.core.training import Life
+from fedgist.engines.plans.plan import Plan
 from fedgist.testing.small_worlds import ALONE, SIZES, world
 from fedgist.training.cohort import Cohort
-from fedgist.training.stacking_plan import Plan
 from fedgist.training.timetable import Turn, batches_of, timetable
 from small_cohorts import asked
 

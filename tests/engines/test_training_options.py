@@ -14,11 +14,11 @@ from fedgist.core.method import Batch, Context, Method, Net, Nothing, Phase
 from fedgist.core.training import Optimizer
 from fedgist.core.tree import Tree
 from fedgist.engines.method_check import check_loss_settings
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import MethodError
 from fedgist.testing import LAWS, Law, MethodUnderTest, laws
 from fedgist.testing.small_worlds import ALONE, federation, trace, world
 from fedgist.training import local_training
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 from method_objects import METHOD_OBJECTS, each
 

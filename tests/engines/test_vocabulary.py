@@ -16,9 +16,9 @@ from fedgist.core.method import Batch, Context, Count, Exchange, Method, Order, 
 from fedgist.core.nets.net import Net
 from fedgist.core.nets.parts import Part
 from fedgist.core.tree import named, tree
+from fedgist.engines.plans.plan import Plan
 from fedgist.methods.common.averaging import Averaging
 from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world
-from fedgist.training.stacking_plan import Plan
 
 
 @dataclass(frozen=True)

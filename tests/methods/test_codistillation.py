@@ -20,6 +20,7 @@ from fedgist.cli.recipe_files import find_recipe
 from fedgist.core import random
 from fedgist.core.batch import NO_WORD, Batch
 from fedgist.core.method import Context, Net
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import InputError, MethodError, RecipeError
 from fedgist.methods.common import codistillation
@@ -42,7 +43,6 @@ from fedgist.testing.small_worlds import (
     world,
     world_of,
 )
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 from interrupted import CTRL_C, KILL, goes_on
 

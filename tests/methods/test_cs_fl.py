@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.method import Order
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import MethodError, RecipeError
 from fedgist.methods.cs_fl import (
     CSFL,
@@ -26,7 +27,6 @@ from fedgist.methods.cs_fl import (
 from fedgist.runs.round import ServerRun
 from fedgist.testing import check_laws
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 Floats = npt.NDArray[np.float64]

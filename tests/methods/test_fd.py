@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core.method import ClientInfo, Order
+from fedgist.engines.plans.plan import Plan
 from fedgist.methods.fd import FD
 from fedgist.testing.small_worlds import CLASSES, SIZES, federation, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.2}

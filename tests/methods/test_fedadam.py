@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fedgist
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.testing.small_worlds import Trace, trace, world
-from fedgist.training.stacking_plan import Plan
 
 PLAN = Plan(5)
 WEIGHTS = "server/averages/weights/mlp/arrays/"

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 import fedgist
 from fedgist.core.method import Phase
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.plan import Plan
 from fedgist.methods.fedbabu import FedBABU
 from fedgist.runs.finished.run_reader import find, readable
 from fedgist.testing.small_worlds import federation, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 from plain_clients import EPOCHS, EVERYBODY, ROUNDS, Plain, held, layers_of, two_models
 

@@ -15,11 +15,11 @@ from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.nets.net import split_head
 from fedgist.core.objectives.classes import Classes
 from fedgist.core.training import Optimizer
+from fedgist.engines.plans.plan import Plan
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.feddbe import Bias, Common, FeatureSum, FedDBE
 from fedgist.models import MODELS
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 from plain_clients import EPOCHS, EVERYBODY, Plain, held, two_models
 

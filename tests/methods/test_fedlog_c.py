@@ -13,12 +13,12 @@ from torch import nn
 
 from fedgist.core import random
 from fedgist.core.message import payload_bytes
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import MethodError
 from fedgist.methods.common.conjugate_head import map_head, random_pseudo_sums
 from fedgist.methods.common.sum_memory import Remembered
 from fedgist.methods.fedlog_c import FedLogC, mean_distance, pull_and_push
 from fedgist.testing.small_worlds import SIZES, federation, state_of, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 Floats = npt.NDArray[np.float64]

@@ -16,9 +16,9 @@ from fedgist.core.method import Batch, Nothing
 from fedgist.core.nets.layers import Pass
 from fedgist.core.nets.net import split_head
 from fedgist.core.replies import Subtotal, gather
+from fedgist.engines.plans.plan import Plan
 from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses, Prototypes
 from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.2}

@@ -23,6 +23,7 @@ from fedgist.core.method import Context, Count, Nothing, Order, Replies
 from fedgist.core.nets.net import Net
 from fedgist.data.dataset import Dataset
 from fedgist.engines.message_form import upload_form
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import InputError, MethodError
 from fedgist.methods import flesd as flesd_file
 from fedgist.methods.flesd import (
@@ -47,7 +48,6 @@ from fedgist.testing.small_worlds import (
     trace,
     world,
 )
-from fedgist.training.stacking_plan import Plan
 from fedgist.wire.envelope import seal, unseal
 from fedgist.wire.wire import LoopbackWire
 from fedgist.world.world import World

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core.tree import named
+from fedgist.engines.plans.plan import Plan
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 

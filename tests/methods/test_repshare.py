@@ -22,13 +22,13 @@ from fedgist.core.privacy import Privacy
 from fedgist.core.replies import gather
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.engine import Simulation
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import InputError
 from fedgist.methods.common.latest_messages import LatestMessages
 from fedgist.methods.repshare import PeerRepresentations, Relay, Released, RepShare
 from fedgist.runs.files.record import read_lines
 from fedgist.runs.round import ServerRun
 from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 WHOLE = {"local_epochs": 1, "batch_size": 32, "lr": 0.2}

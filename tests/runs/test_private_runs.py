@@ -24,6 +24,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.lazy_rows import held
 from fedgist.engines.engine import EVALUATE
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
@@ -50,7 +51,6 @@ from fedgist.testing.small_worlds import (
     world,
     world_of,
 )
-from fedgist.training.stacking_plan import Plan
 from fedgist.wire.envelope import Header, seal
 from fedgist.wire.loopback_engine import RUN
 from fedgist.wire.site import Site, population_of_one

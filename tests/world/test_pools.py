@@ -21,6 +21,7 @@ from fedgist.core.sampling import drawn_clients
 from fedgist.core.training import Pool
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError
 from fedgist.recipe.model_factories import PoolTable, whole_model
 from fedgist.recipe.reading import make
@@ -29,7 +30,6 @@ from fedgist.report.formatting import percent
 from fedgist.report.tables.run_tables import by_round, overview
 from fedgist.runs.finished import run_reader
 from fedgist.testing.small_worlds import SIZES, Trace, federation, loopback, trace, world
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.models import architectures_by_client, members_of_pools
 
 SMALL = {"model": "mlp", "hidden": [4]}

@@ -33,13 +33,14 @@ from fedgist.engines.client_requests import (
 )
 from fedgist.engines.engine import FINETUNED, TESTS, TRAINED, ScoreTable, Split
 from fedgist.engines.message_form import addable, form_of_stack, screen_uploads
+from fedgist.engines.plans.layout import with_layout
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings, Population
-from fedgist.errors import CheckpointError, RecipeError
+from fedgist.errors import CheckpointError
 from fedgist.training import cohort as cohorts
 from fedgist.training import inference, local_training
 from fedgist.training.client_store import ClientStore
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.stacking_plan import Plan
 
 
 class ClientHost:
@@ -264,18 +265,3 @@ def score_table(
     about = objective, predictions, labels, mask
     values, confusion = scored(*about, confusion=last, by_row=by_row)
     return ScoreTable(tuple(ids), mask.sum(1), values, confusion)
-
-
-def with_layout(arch: Architecture, plan: Plan) -> Architecture:
-    """Return the architecture with the plan's layout of convolutions.
-
-    Raises
-    ------
-    RecipeError
-        If the plan names a kernel that is not on this machine, or an unknown layer.
-    """
-    try:
-        each = plan.stack and plan.convolutions == "each"
-        return arch.with_layout(each=each, kernels=plan.kernels)
-    except ValueError as error:
-        raise RecipeError(f"engine.plans.{arch.name}: {error}") from error

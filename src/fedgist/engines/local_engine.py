@@ -28,6 +28,7 @@ from fedgist.engines.client_requests import (
     TrainRequest,
 )
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.reader_pool import ReaderPool
 from fedgist.engines.scoring import Separate, score_models
@@ -35,7 +36,6 @@ from fedgist.engines.sharding import added, by_shard, in_order
 from fedgist.engines.worker_pool import WorkerPool, default_readers, default_workers
 from fedgist.training import cohort as cohorts
 from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.stacking_plan import Plan
 
 ROWS_PER_REQUEST = 2048  # rows that one worker predicts at a time
 

@@ -21,13 +21,13 @@ from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.tree import Tree, build, leaves
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.scoring import Separate, score_models
 from fedgist.engines.sharding import by_shard, divided, in_order, joined, merged
 from fedgist.errors import WorkerError
 from fedgist.training.cohort import Clients
-from fedgist.training.stacking_plan import Plan
 
 Value: TypeAlias = Any  # what a host's function takes or returns
 

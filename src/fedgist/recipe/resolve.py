@@ -13,6 +13,7 @@ from fedgist.core.objectives.own_metric import OwnMetric, own_metric
 from fedgist.core.objectives.own_objective import TaskLoss, metrics_of
 from fedgist.core.objectives.target import Target
 from fedgist.engines.device_choice import usable_device
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import InputError, RecipeError
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import FactsSection, FederationSection
@@ -38,7 +39,6 @@ from fedgist.recipe.schema import (
     Recipe,
 )
 from fedgist.recipe.training_section import TrainSection
-from fedgist.training.stacking_plan import Plan
 
 METRICS = "objective.metrics"
 

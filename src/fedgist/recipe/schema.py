@@ -26,6 +26,7 @@ from fedgist.core.objectives.metrics import (
 )
 from fedgist.data import PARTITIONS
 from fedgist.engines import EngineName
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError, listed, shown
 from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
 from fedgist.models import MODELS
@@ -44,7 +45,6 @@ from fedgist.recipe.section import (
     registered_name,
 )
 from fedgist.recipe.training_section import TrainSection
-from fedgist.training.stacking_plan import Plan
 
 # the objectives that take metrics of a user's own
 TAKE_FUNCTIONS = ("classes", "text_classes", "regression", "multilabel")

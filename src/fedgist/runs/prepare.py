@@ -10,16 +10,16 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_loss_settings, check_method, why_unstackable
-from fedgist.engines.plan_timing import choose_plans
+from fedgist.engines.plans.layout import with_kernels
+from fedgist.engines.plans.plan import Plan
+from fedgist.engines.plans.timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import default_workers, usable_cores
 from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.evaluation import check_evaluation, scoring_notes
-from fedgist.runs.kernels_of_plans import with_kernels
 from fedgist.runs.ray_engine import ray_engine
 from fedgist.runs.round import start_server
-from fedgist.training.stacking_plan import Plan
 from fedgist.wire.delayed_engine import DelayedEngine, by_chance
 from fedgist.wire.loopback_engine import LoopbackEngine
 from fedgist.world.world import World, make_world

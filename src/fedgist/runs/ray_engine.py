@@ -14,6 +14,8 @@ from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.tree import Tree, named
 from fedgist.engines.engine import Answer, ScoreTable, Split
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.layout import with_kernels
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings
 from fedgist.engines.process_control import peak_bytes
 from fedgist.engines.scoring import Separate
@@ -25,8 +27,6 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.files.state_parts import Parts, write_part
-from fedgist.runs.kernels_of_plans import with_kernels
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
 
 

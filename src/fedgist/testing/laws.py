@@ -25,6 +25,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.server_check import sums_of
 from fedgist.errors import (
     FedgistError,
@@ -49,7 +50,6 @@ from fedgist.testing.small_worlds import (
 )
 from fedgist.testing.stages import stages
 from fedgist.testing.wire_laws import GATE_LAWS, WIRE_LAWS
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 Objectives = Literal["classes", "regression", "multilabel"]

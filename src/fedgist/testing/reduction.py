@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedgist.core.method import Method, Order
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import MethodError
 from fedgist.runs.round import ServerRun
 from fedgist.testing.laws import LawError
 from fedgist.testing.small_nets import NORMED
 from fedgist.testing.small_worlds import ALONE, PAIRS, federation, law_world, nets
-from fedgist.training.stacking_plan import Plan
 
 ROUNDS = 2
 Arrays = Mapping[str, Tensor]

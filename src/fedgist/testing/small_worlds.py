@@ -15,6 +15,7 @@ from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.plan import Plan
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make
 from fedgist.recipe.resolve import resolve
@@ -23,7 +24,6 @@ from fedgist.runs.files.checkpoint import Checkpoint
 from fedgist.runs.files.record import Line
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import ServerRun, start_server
-from fedgist.training.stacking_plan import Plan
 from fedgist.wire.loopback_engine import LoopbackEngine
 from fedgist.wire.wire import Wire
 from fedgist.world.world import World, make_world

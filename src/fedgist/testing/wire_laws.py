@@ -23,6 +23,7 @@ from fedgist.core.wire_form import Bits, form_of
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import held
 from fedgist.engines.engine import Answer, Engine
+from fedgist.engines.plans.plan import Plan
 from fedgist.runs.files.record import Line
 from fedgist.runs.round import start_server
 from fedgist.testing.method_under_test import MethodUnderTest
@@ -39,7 +40,6 @@ from fedgist.testing.small_worlds import (
     without_times,
 )
 from fedgist.testing.stages import stages
-from fedgist.training.stacking_plan import Plan
 from fedgist.wire.delayed_engine import DelayedEngine
 from fedgist.wire.envelope import unseal
 from fedgist.wire.loopback_engine import LoopbackEngine, outlined

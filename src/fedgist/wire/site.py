@@ -34,9 +34,9 @@ from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
 from fedgist.engines.message_form import asks_clients, download_form
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import MessageError, MethodError
-from fedgist.training.stacking_plan import Plan
 from fedgist.wire.envelope import Header, refusal, seal, unseal
 
 StageKey = tuple[int, int, str]  # round, index of the stage in the round, architecture

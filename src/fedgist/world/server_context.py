@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fedgist.core.method import ClientInfo, Method, Task
+from fedgist.engines.plans.plan import Plan
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import Setup
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.graph import Neighbors
 from fedgist.world.privacy_budget import PrivacyBudget
 

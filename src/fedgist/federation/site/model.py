@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgist.core.tree import Tree, named
+from fedgist.engines.plans.plan import Plan
 from fedgist.federation.agreement.server_setup import PRIVATE
 from fedgist.federation.site.file import SiteFile
 from fedgist.federation.site.setup import SitePart, data_section
@@ -25,7 +26,6 @@ from fedgist.runs.files.record import RECIPE, RECIPE_MARK
 from fedgist.runs.last_download import save_downloads
 from fedgist.runs.resuming import binding_of, of_world
 from fedgist.runs.round import start_server
-from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import make_world
 
 NOTHING_PRIVATE = PrivacySection()

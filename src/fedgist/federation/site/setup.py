@@ -27,6 +27,7 @@ from fedgist.data.sources.loading import load_data
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.message_form import asks_clients, upload_form
+from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import OwnerError, SiteError, first_line
 from fedgist.federation.agreement.server_setup import PRIVATE, message_forms, server_context
@@ -42,7 +43,6 @@ from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import Setup, resolve
 from fedgist.recipe.schema import EngineSection
 from fedgist.recipe.section_options import check_public, with_checked_options
-from fedgist.training.stacking_plan import Plan
 from fedgist.wire.loopback_engine import task_of_site
 from fedgist.world.client_settings import settings_in
 from fedgist.world.data import read_data, validation_draw, with_fates

@@ -22,13 +22,8 @@ from fedgist.core.tree import Tree
 from fedgist.data.client_rows import steps_of
 from fedgist.data.sources.file_sizes import usable_memory
 from fedgist.engines.local_engine import LocalEngine
-from fedgist.engines.population import HostSettings, Population
-from fedgist.engines.process_control import as_workers_do
-from fedgist.engines.worker_pool import WorkerPool, default_workers
-from fedgist.training import local_training
-from fedgist.training.cohort import Clients, Cohort
-from fedgist.training.kernel_timing import faster_layers
-from fedgist.training.stacking_plan import (
+from fedgist.engines.plans.kernel_timing import faster_layers
+from fedgist.engines.plans.plan import (
     Convolutions,
     Plan,
     choose,
@@ -36,6 +31,11 @@ from fedgist.training.stacking_plan import (
     sizes,
     why_alone,
 )
+from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.process_control import as_workers_do
+from fedgist.engines.worker_pool import WorkerPool, default_workers
+from fedgist.training import local_training
+from fedgist.training.cohort import Clients, Cohort
 
 STEPS = 3  # timed steps of the real work for each candidate
 LONG_S = 0.05  # if the first step takes so long, one more is enough
