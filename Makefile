@@ -80,7 +80,7 @@ mutants: $(STAMP) ## Whether each fault of mutants.toml is caught by its test, t
 
 results: $(STAMP) ## Work through the queue of results (ARGS="--plan", "--hours 8"), then make their pages
 	$(BIN)/fedgist reproduce all $(ARGS)
-	$(BIN)/python docs/results_page.py
+	$(BIN)/python docs/scripts/results_page.py
 
 bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
 	$(BIN)/python bench/bench.py --out bench.json

@@ -18,7 +18,7 @@ from schema_text import meanings, sections
 def test_the_page_on_data_is_current() -> None:
     _, mark, made = PAGE.read_text("utf-8").partition(HEAD)
     assert mark
-    assert made == page(), "run: python docs/data_page.py"
+    assert made == page(), "run: python docs/scripts/data_page.py"
 
 
 @pytest.mark.parametrize("name", SOURCES)

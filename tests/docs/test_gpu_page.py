@@ -84,7 +84,7 @@ def test_the_section_on_a_gpu_is_current() -> None:
     page = PAGE.read_text("utf-8")
     report = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else None
     assert page.count(BEGIN) == 1
-    assert with_section(page, report) == page, "run: python docs/gpu_page.py"
+    assert with_section(page, report) == page, "run: python docs/scripts/gpu_page.py"
 
 
 def test_without_figures_it_says_so_with_the_command() -> None:

@@ -28,7 +28,7 @@ from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
 from results_page import COPIES, DATA, DOCS, claims, make, section, tables_of, with_tables
 from results_pictures import digest, pictures, write
 
-AGAIN = "run: python docs/results_page.py"
+AGAIN = "run: python docs/scripts/results_page.py"
 PAPER = """
 [paper]
 target_accuracy = 80

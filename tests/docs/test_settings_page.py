@@ -15,7 +15,7 @@ ROWS = [line.strip("| ").split(" | ") for line in page().splitlines() if line.st
 
 
 def test_the_page_of_settings_is_current() -> None:
-    assert PAGE.read_text("utf-8") == page(), "run: python docs/settings_page.py"
+    assert PAGE.read_text("utf-8") == page(), "run: python docs/scripts/settings_page.py"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])

@@ -18,7 +18,7 @@ TABLE = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
 
 def test_the_table_of_methods_and_tasks_is_current() -> None:
     page = PAGE.read_text("utf-8")
-    assert with_table(page) == page, "run: python docs/tasks_page.py"
+    assert with_table(page) == page, "run: python docs/scripts/tasks_page.py"
 
 
 def test_the_table_has_every_method_once_and_every_objective() -> None:

@@ -1,8 +1,8 @@
 """Makes the picture of two clients' features as rounds go on, representation sharing's fig. 5.
 
-``python docs/results_features.py``, from the root: four runs in ``runs/features``, which are done
-if they are not there (one to three minutes each). Writes ``img/features.png``, and its numbers into
-``features.csv``.
+``python docs/scripts/results_features.py``, from the root: four runs in ``runs/features``, which
+are done if they are not there (one to three minutes each). Writes ``img/features.png``, and its
+numbers into ``features.csv``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from results_pictures import write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RESULTS, RUNS = Path(__file__).parent / "results", Path("runs/features")
+RESULTS, RUNS = Path(__file__).parents[1] / "results", Path("runs/features")
 RECIPE, ROUNDS, ROWS = "repshare/mnist", (1, 25, 100), 400
 METHODS = ("fedavg@adam", "local", "fd", "repshare")  # as the figure of the paper
 HIGH, WIDE, POINT = 14.4, 11.0, 9  # inches, inches, and points squared

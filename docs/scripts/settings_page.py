@@ -1,4 +1,4 @@
-"""Makes the page of all settings from the schema: python docs/settings_page.py, from the root."""
+"""Makes the page of all settings from the schema: python docs/scripts/settings_page.py."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fedgist.recipe.schema import Recipe
 from fedgist.recipe.section_options import OF_THE_TASK, PARTS
 from schema_text import default, in_words, markdown, meanings
 
-PAGE = Path(__file__).parent / "settings.md"
+PAGE = Path(__file__).parents[1] / "settings.md"
 LEAD = """# All settings
 
 This page lists every key of a recipe: its default, its values, and what it does. It is for those
 who write recipes; [Recipes](recipes.md) explains how the keys work together.
 
 `fedgist run RECIPE --set section.key=value` changes a key for one run. An empty default means that
-nothing is set. The page is made from the code by `python docs/settings_page.py`.
+nothing is set. The page is made from the code by `python docs/scripts/settings_page.py`.
 """
 #: Where a page says more about a key.
 MORE = {

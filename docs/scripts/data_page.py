@@ -1,4 +1,4 @@
-"""Makes the list of sources on the page on data: python docs/data_page.py, from the root."""
+"""Makes the list of sources on the page on data: python docs/scripts/data_page.py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedgist.data.sources.wisdm import ADVICE as WISDM
 from fedgist.options import options_of
 from schema_text import default, in_words, markdown, meanings, sections
 
-PAGE = Path(__file__).parent / "data.md"
-HEAD = "<!-- what follows is made by: python docs/data_page.py -->\n"
+PAGE = Path(__file__).parents[1] / "data.md"
+HEAD = "<!-- what follows is made by: python docs/scripts/data_page.py -->\n"
 KNOWN: dict[str, IdxFiles | CifarFiles] = {
     "mnist": MNIST,
     "fashion_mnist": FASHION_MNIST,

@@ -22,7 +22,7 @@ from fedgist.runs.versions import is_current
 from fedgist.studies.paper_table import read_paper_table
 from fedgist.studies.queue import read_queue
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 QUEUE = RESULTS / "queue.toml"
 PAGES = sorted(path for path in RESULTS.glob("*.toml") if path != QUEUE)
 

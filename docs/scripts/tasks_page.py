@@ -1,4 +1,4 @@
-"""Makes the table of methods and tasks in which-method.md: python docs/tasks_page.py."""
+"""Makes the table of methods and tasks in which-method.md: python docs/scripts/tasks_page.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedgist.core.objectives.metrics import OBJECTIVES
 from fedgist.core.objectives.target import Target
 from fedgist.methods import METHODS
 
-PAGE = Path(__file__).parent / "which-method.md"
-BEGIN, END = "<!-- made by docs/tasks_page.py -->\n", "<!-- end -->"
+PAGE = Path(__file__).parents[1] / "which-method.md"
+BEGIN, END = "<!-- made by docs/scripts/tasks_page.py -->\n", "<!-- end -->"
 OWN = "own"  # the target of an objective of a user's own
 HEADS: Mapping[str, str] = MappingProxyType(
     {

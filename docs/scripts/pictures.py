@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation anew: python docs/pictures.py, from the root.
+"""Makes the pictures of the documentation anew: python docs/scripts/pictures.py, from the root.
 
 Runs the demo of README.md, and keeps its curves and each client's gain, by the client's model.
 Runs the study of studies.md (three methods, five seeds; about a minute), writes its page, and takes
@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
-IMAGES = Path(__file__).parent / "img"
+IMAGES = Path(__file__).parents[1] / "img"
 SHADES = 128  # colours of a picture: enough for flat ones, and a third of the bytes
 SWEEP = "sweep demo --grid method.name=fedlog,fedavg,local --seeds 5 --out study"
 REPORT = "report study --reference fedlog -o page.html"
@@ -30,7 +31,7 @@ DEMO = (
 )
 SHOWN = {"demo": "accuracy.png", "demo-gains": "figures/gains.png"}
 # name, width, height, colours, and what must be at the top
-SHOTS = (
+SHOTS: tuple[tuple[str, int, int, Literal["light", "dark"], str], ...] = (
     ("report-desktop", 1280, 1400, "light", "header"),
     ("report-desktop-dark", 1280, 1150, "dark", "#bytes-by-round"),
     ("report-phone", 390, 844, "light", "header"),
@@ -62,7 +63,7 @@ def photograph(page: Path) -> None:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for name, width, height, scheme, top in SHOTS:
-            size = {"width": width, "height": height}
+            size = ViewportSize(width=width, height=height)
             tab = browser.new_context(viewport=size, color_scheme=scheme).new_page()
             tab.goto(page.as_uri())
             tab.evaluate("top => document.querySelector(top).scrollIntoView()", top)

@@ -26,8 +26,8 @@ what is in our archive. It is for readers who want to know how much of a paper w
 came out stands on the papers' pages.
 
 **{size} of {all} cells are at the paper's size**; {others}. The page is made by
-`python docs/results_page.py` from the archived runs. `fedgist reproduce all --plan` shows what
-comes next.
+`python docs/scripts/results_page.py` from the archived runs. `fedgist reproduce all --plan` shows
+what comes next.
 """.strip()
 STATES = (SIZE, SMALLER, OLD, NONE)
 

@@ -1,4 +1,4 @@
-"""Makes the pages of results from the archive: python docs/results_page.py, from the root.
+"""Makes the pages of results from the archive: python docs/scripts/results_page.py, from the root.
 
 ``docs/results/PAPER.toml`` says which experiments a page has and what is said of them. Numbers and
 pictures are made from the runs in ``docs/results/data`` and the numbers in the paper's recipes; a
@@ -35,7 +35,7 @@ from results_prose import Sources, rendered, updated
 DATA = RESULTS / "data"
 VERDICTS = {"holds", "in part", "does not", "not tested"}
 REFERENCE = "local"  # what sharing gains is the difference from it
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1]
 #: Other pages with the tables of an experiment, and the page of results and experiment it is of.
 COPIES: Mapping[str, tuple[str, str]] = {
     "which-method.md": ("fedlog", "absence-methods"),
@@ -44,7 +44,7 @@ COPIES: Mapping[str, tuple[str, str]] = {
     "tasks/text-classes.md": ("tasks", "text-classes"),
     "tasks/segmentation.md": ("tasks", "segmentation"),
 }
-BEGIN, END = "<!-- made by docs/results_page.py -->\n", "<!-- end -->"  # of its table
+BEGIN, END = "<!-- made by docs/scripts/results_page.py -->\n", "<!-- end -->"  # of its table
 
 
 def section(found: Experiment, drawn: Sequence[Picture], text: str = "") -> Iterator[str]:

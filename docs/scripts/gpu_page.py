@@ -1,4 +1,4 @@
-"""Writes the section on a GPU of benchmarks.md from bench-gpu.json: python docs/gpu_page.py."""
+"""Write the section on a GPU of benchmarks.md: python docs/scripts/gpu_page.py."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PAGE = HERE / "benchmarks.md"
 RESULTS = HERE / "results" / "data" / "bench-gpu.json"
-BEGIN, END = "<!-- made by docs/gpu_page.py -->\n", "<!-- end -->"
+BEGIN, END = "<!-- made by docs/scripts/gpu_page.py -->\n", "<!-- end -->"
 COMMAND = "python bench/gpu.py"
 UNMEASURED = f"""\
 Not measured: no machine with a GPU was at hand. The command is `{COMMAND}`. It needs
 torch, no network and nine minutes, and writes `bench-gpu.json`. Copy that file to
-`docs/results/data` and run `python docs/gpu_page.py`.
+`docs/results/data` and run `python docs/scripts/gpu_page.py`.
 """
 ABOUT = f"""\
 `{COMMAND}` times rounds on a GPU against bare loops with all data on the GPU. A bare loop

@@ -1,4 +1,4 @@
-"""Makes the picture of the circle, FedLog's fig. 1: python docs/results_circle.py, from the root.
+"""Makes the picture of the circle, FedLog's fig. 1: python docs/scripts/results_circle.py.
 
 The curves are those of the runs in the archive; the features and heads are of five runs in
 ``runs/circle``, which are done if they are not there (seconds). Writes ``img/circle.png``, and its
@@ -37,7 +37,7 @@ from results_pictures import write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 CURVES, PLANES = RESULTS / "data" / "fedlog" / "circle", Path("runs/circle")
 RECIPE, SEED, ITERATIONS = "fedlog/circle", 0, "train.local_epochs"
 CLASSES, CLIENTS = ("outside", "inside"), ("left", "right")
