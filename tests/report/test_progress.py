@@ -15,7 +15,7 @@ from fedgist.cli.job_progress import job_score
 from fedgist.core.replies import Asked
 from fedgist.recipe.reading import make
 from fedgist.report.formatting import bytes_text, replies
-from fedgist.report.terminal.progress import Plain, observing, troubles
+from fedgist.report.terminal.progress import Plain, observing, trouble_texts
 from fedgist.runs.round_record import RoundRecord
 from fedgist.studies.job import Job
 from fedgist.testing.small_worlds import blobs
@@ -112,7 +112,10 @@ def test_absent_clients_appear_by_their_names() -> None:
     assert line["refused"] == [{"client": 1, "name": "Ulm", "reason": fault}]
     assert line["absent"] == [{"client": 2, "name": "Bonn", "reason": "gone"}]
     assert "name" not in record.line()["refused"][0]
-    assert troubles(line) == ["client Ulm: upload refused, " + fault, "absent: client Bonn, gone"]
+    assert trouble_texts(line) == [
+        "client Ulm: upload refused, " + fault,
+        "absent: client Bonn, gone",
+    ]
     result = fedgist.run(recipe, data=blobs(), clients=named)
     entries = [entry for line in result.rounds for entry in line.get("absent", [])]
     assert entries

@@ -159,7 +159,7 @@ def test_events_of_the_last_rounds_are_listed(tmp_path: Path) -> None:
         absent=[{"client": i, "reason": gone} for i in range(10)],
     )
     change_line(folder, 12, late=[{"client": 2, "pool": "cnn", "answers": 11}], events=["withheld"])
-    events = [(e.round, e.kind, e.clients, e.reason) for e in view(folder).events]
+    events = [(e.round, e.kind, e.who, e.reason) for e in view(folder).events]
     assert events == [
         (12, "late", "2 (cnn)", "its reply to round 11 is not used"),
         (12, "event", "", "withheld"),

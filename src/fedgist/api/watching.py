@@ -15,7 +15,7 @@ from fedgist.errors import RecipeError
 from fedgist.report.formatting import html_table, paragraph
 from fedgist.report.tables.run_tables import rounds_sheet
 from fedgist.report.terminal.console import console
-from fedgist.report.terminal.progress import main_column, observing, title, troubles
+from fedgist.report.terminal.progress import main_column, observing, title, trouble_texts
 from fedgist.report.tracking.live_tracking import tracking
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.runs.files.record import Line
@@ -159,7 +159,7 @@ class NotebookTable(Observer):
     def finished_round(self, line: Line) -> None:
         """Show the round, unless the table was updated a moment ago."""
         self.lines.append(line)
-        self.notes += troubles(line)
+        self.notes += trouble_texts(line)
         assert self.side is not None  # it has begun
         last = line["round"] == self.side.task.training.num_rounds
         if last or time.monotonic() - self.shown_at > PAUSE_S:

@@ -29,6 +29,7 @@ from fedgist.report.pictures.row_styles import styles_of
 from fedgist.report.tables.mean_counts import who_is_missing
 from fedgist.report.tables.run_tables import epsilon_text
 from fedgist.report.terminal import watch
+from fedgist.report.troubles import Trouble, troubles
 from fedgist.runs.files.columns import COMPLETE, DOWN_BYTES, EPSILON, EXPECTED, UP_BYTES, measured
 from fedgist.runs.files.record import Line
 from fedgist.runs.finished import run_reader
@@ -38,14 +39,11 @@ Facts = tuple[tuple[str, str], ...]  # names and their values, in order
 
 RECENT = 10  # number of last rounds of which events are shown
 MOST_EVENTS = 12
-MOST_NAMES = 8  # clients that are named in one event
-LONGEST = 300  # characters of a reason: a client must not be able to flood the page
 MOST_POINTS = 160  # of a curve; more are too close together to be seen
 WIDTH, HEIGHT, EDGE = 320, 80, 4  # of a curve, in its own units
 OLD_S = 60.0  # the server of a federation rewrites its file more often than this
 WAITING, SILENT = "waiting", "silent"
 OVER = (watch.STOPPED, watch.FINISHED)
-TROUBLES = ("refused", "absent", "late")  # keys of a round's line, each with a list of clients
 WIRE_UP, WIRE_DOWN = "comm/wire_up_bytes", "comm/wire_down_bytes"
 NONE = "-"
 
@@ -62,16 +60,6 @@ class Curve:
     last_round: int
     color: str
     words: str  # for readers who do not see the curve
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event of a round: clients that were refused, absent or late, or a withheld total."""
-
-    round: int
-    kind: str
-    clients: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -101,7 +89,7 @@ class RunView:
     facts: Facts = ()
     metric: str = ""
     curve: Curve | None = None
-    events: tuple[Event, ...] = ()
+    events: tuple[Trouble, ...] = ()
     more_events: int = 0
     federation: FederationView | None = None
 
@@ -174,7 +162,7 @@ def view_of(run: FinishedRun, now: float) -> RunView:
     """Return a run as texts."""
     state = watch.state(run, now)
     kind = state if state in {watch.RUNNING, *OVER} else SILENT
-    events = _events(run.rounds[-RECENT:])
+    events = [trouble for line in reversed(run.rounds[-RECENT:]) for trouble in troubles(line)]
     federation = read_status(run.folder)
     return RunView(
         key=_key(run.folder),
@@ -187,7 +175,7 @@ def view_of(run: FinishedRun, now: float) -> RunView:
         facts=_facts(run, kind),
         metric=_metric(run),
         curve=_curve(run),
-        events=events[:MOST_EVENTS],
+        events=tuple(events[:MOST_EVENTS]),
         more_events=max(0, len(events) - MOST_EVENTS),
         federation=None
         if federation is None
@@ -266,42 +254,6 @@ def _points(rounds: Sequence[int], values: Sequence[float]) -> list[tuple[float,
     wide, tall = (WIDTH - 2 * EDGE) / max(1, last - first), HEIGHT - 2 * EDGE
     heights = {i: (values[i] - low) / (high - low) if high > low else 0.5 for i in picks}
     return [(EDGE + (rounds[i] - first) * wide, HEIGHT - EDGE - heights[i] * tall) for i in picks]
-
-
-def _events(lines: Sequence[Line]) -> tuple[Event, ...]:
-    """Return the events of these rounds, the last round first; clients of one reason together."""
-    events = []
-    for line in reversed(lines):
-        for kind in TROUBLES:
-            names: dict[str, list[str]] = {}
-            for entry in line.get(kind, []):
-                names.setdefault(_reason(entry), []).append(_client(entry))
-            events += [
-                Event(line["round"], kind, _listed(clients), reason)
-                for reason, clients in names.items()
-            ]
-        events += [Event(line["round"], "event", "", text) for text in line.get("events", [])]
-    return tuple(events)
-
-
-def _reason(entry: Line) -> str:
-    late = f"its reply to round {entry['answers']} is not used" if "answers" in entry else ""
-    return _cut(str(entry.get("reason", late)))
-
-
-def _client(entry: Line) -> str:
-    """Return a client's name, or its number if it has none, and its pool."""
-    name = _cut(str(entry.get("name", entry["client"])))
-    return f"{name} ({entry['pool']})" if "pool" in entry else name
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def federation_view(

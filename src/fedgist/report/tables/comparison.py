@@ -26,6 +26,7 @@ from fedgist.report.tables.stats import (
     paired_difference,
     smallest_p,
 )
+from fedgist.report.troubles import KINDS, troubles
 from fedgist.runs.divergence import divergence_notes
 from fedgist.runs.files.columns import EPSILON, TRAIN_LOSS, ends_lost, measured
 from fedgist.runs.files.record import summary
@@ -462,15 +463,17 @@ def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
         notes.append(f"{run.folder}: round {run.kept} of {run.done} counts, by validation data")
     if not run.finished:
         notes.append(f"{run.folder} is unfinished: round {run.done} of {run.planned}")
-    refused = [upload for line in run.rounds for upload in line.get("refused") or ()]
+    happened = [trouble for line in run.rounds for trouble in troubles(line)]
+    refused, absent, late = (
+        sum(len(t.clients) for t in happened if t.kind == kind) for kind in KINDS
+    )
     if refused:
-        uploads = "1 upload was" if len(refused) == 1 else f"{len(refused)} uploads were"
-        reason = refused[0].get("reason")
+        uploads = "1 upload was" if refused == 1 else f"{refused} uploads were"
+        reason = next(t.reason for t in happened if t.kind == "refused")
         notes.append(f"{run.folder}: {uploads} refused; reason of the first: {reason}")
-    late = sum(len(line.get("late") or ()) for line in run.rounds)
-    absent = sum(len(line.get("absent") or ()) for line in run.rounds) - late
     if late:
         notes.append(f"{run.folder}: replies that came too late and were not used: {late}")
+    absent -= late
     if absent > 0:
         notes.append(f"{run.folder}: clients asked that did not answer, over all rounds: {absent}")
     notes += [f"{run.folder}: {note}" for note in divergence_notes(run.rounds)]

@@ -15,6 +15,7 @@ from fedgist.errors import printable
 from fedgist.report.formatting import bytes_text, duration, replies, score_text, seconds_left
 from fedgist.report.tables.mean_counts import marked, part_of
 from fedgist.report.terminal.console import column, say, words
+from fedgist.report.troubles import Trouble, troubles
 from fedgist.runs.files.columns import (
     ACCURACY,
     DOWN_BYTES,
@@ -76,7 +77,7 @@ class Plain(Observer):
             f"round {line['round']}/{self.last}{_beside(replies(line))}{score}{loss}{sent}  "
             f"{duration(line['time/round_s'])}{f', {duration(left)} left' if left else ''}"
         )
-        for text in troubles(line):
+        for text in trouble_texts(line):
             say(f"  {text}")
 
     def note(self, text: str) -> None:
@@ -132,7 +133,7 @@ class Live(Observer):
             description=self.name,
             refresh=True,
         )
-        for text in troubles(line):
+        for text in trouble_texts(line):
             self.note(text)
 
     def note(self, text: str) -> None:
@@ -199,29 +200,17 @@ def _beside(text: str) -> str:
     return f"  {text}" if text else ""
 
 
-def troubles(line: Line) -> list[str]:
-    """Return one sentence for each refused upload, absent client and withheld total of a round."""
-    refused = [
-        f"client {_who(upload)}{_of_pool(upload)}: upload refused, {upload['reason']}"
-        for upload in line.get("refused", [])
-    ]
-    absent: dict[str, list[str]] = {}
-    for entry in line.get("absent", []):
-        if entry["reason"] != LATE:  # simulated lateness is not a problem: the recipe sets it
-            absent.setdefault(entry["reason"], []).append(_who(entry))
-    gone = [f"absent: {_clients(names)}, {reason}" for reason, names in absent.items()]
-    return [*refused, *gone, *line.get("events", [])]
+def trouble_texts(line: Line) -> list[str]:
+    """Return a sentence for each trouble of a round, but for lateness that the recipe sets."""
+    return [_sentence(t) for t in troubles(line) if t.kind != "late" and t.reason != LATE]
 
 
-def _of_pool(entry: Line) -> str:
-    return f" of pool {entry['pool']}" if "pool" in entry else ""
-
-
-def _who(entry: Line) -> str:
-    """Return a client's name, or its number if it has none."""
-    return str(entry.get("name", entry["client"]))
-
-
-def _clients(names: list[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"client{'s' if len(names) > 1 else ''} {', '.join(names[:most])}{more}"
+def _sentence(trouble: Trouble) -> str:
+    clients = f"client{'s' if len(trouble.clients) > 1 else ''} {trouble.who}"
+    match trouble.kind:
+        case "refused":
+            return f"{clients}: upload refused, {trouble.reason}"
+        case "absent":
+            return f"absent: {clients}, {trouble.reason}"
+        case _:
+            return trouble.reason
