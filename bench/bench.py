@@ -30,7 +30,7 @@ import torch
 from cluster import LIMITS_OF_CLUSTER, cluster
 
 from fedgist.engines.worker_pool import default_workers
-from fedgist.methods.common.conjugate_head import gradient_head, log_posterior, map_head
+from fedgist.methods.common.conjugate_head import log_posterior, map_head
 
 sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders
@@ -176,7 +176,11 @@ def head() -> dict[str, float]:
     begin = time.perf_counter()
     exact = map_head(s, 1.0)
     middle = time.perf_counter()
-    by_adam = gradient_head(torch.randn(100, 101, generator=draw).double(), s, 1.0, 1e-2, 1000)
+    by_adam = torch.randn(100, 101, generator=draw).double().requires_grad_()
+    adam = torch.optim.Adam([by_adam], lr=1e-2, maximize=True)
+    for _ in range(1000):
+        (by_adam.grad,) = torch.autograd.grad(log_posterior(by_adam, s, 1.0) / len(y), by_adam)
+        adam.step()
     end = time.perf_counter()
     gain = (log_posterior(exact, s, 1.0) - log_posterior(by_adam, s, 1.0)) / len(y)
     return {

@@ -11,6 +11,13 @@ from fedgist.methods import METHODS
 from schema_text import in_words, meanings
 from settings_page import MORE, NAMES, PAGE, fields, page
 
+ROOT = PAGE.parents[1]
+EXAMPLES = [
+    path.read_text("utf-8")
+    for folder in ("docs", "recipes")
+    for path in [*(ROOT / folder).rglob("*.md"), *(ROOT / folder).rglob("*.toml")]
+    if path != PAGE and "generated" not in path.parts
+]
 ROWS = [line.strip("| ").split(" | ") for line in page().splitlines() if line.startswith("| `")]
 
 
@@ -23,6 +30,16 @@ def test_every_setting_has_a_description(row: list[str]) -> None:
     text = re.sub(r" ?\[More\]\(\S+\)\.$", "", row[-1])
     assert re.fullmatch(r"[A-Z`].*\.", text), "write it in the string below the field"
     assert len(text) > 20
+
+
+@pytest.mark.parametrize(
+    "key",
+    [k for row in ROWS if (k := row[0].strip("`")).startswith(("model.", "method.", "objective."))],
+)
+def test_every_option_of_a_model_method_or_objective_is_set_in_an_example(key: str) -> None:
+    """An option that nobody can be shown a use of goes."""
+    name = re.escape(key.rpartition(".")[2])
+    assert any(re.search(rf'\b{name}["`]* ?[=:]', text) for text in EXAMPLES)
 
 
 def test_keys_with_links_and_names_are_settings() -> None:

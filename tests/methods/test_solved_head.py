@@ -192,7 +192,6 @@ def test_without_rows_the_head_is_0_and_a_flat_prior_takes_the_shortest_solution
     ("objective", "sections", "says"),
     [
         ("regression", {"objective": {"name": "regression", "error": "huber"}}, "squared errors"),
-        ("regression", {"method": {"name": "fedlog", "solver": "gradient"}}, "needs 'exact'"),
         (
             "regression",
             {"privacy": {"unit": "record", "epsilon": 1.0, "clip": 1.0, "delta": 1e-5}},

@@ -240,11 +240,11 @@ def test_the_table_of_the_method_named_is_used_and_the_others_are_inert() -> Non
         "train": {"lr": 0.1, "local_epochs": 2},
         "methods": {
             "fedprox": {"mu": 3.0, "train": {"local_epochs": 9}},
-            "fedlog": {"nu": 2.0, "solver": "gradient"},
+            "fedlog": {"nu": 2.0, "wire": "float64"},
         },
     }
     own = make(raw)
-    assert own.method.options == {"nu": 0.5, "solver": "gradient"}
+    assert own.method.options == {"nu": 0.5, "wire": "float64"}
     assert own.train.local_epochs == 2
     other = make(raw, ["method.name=fedprox", "train.lr=0.2"])
     assert other.method.options == {"mu": 3.0}

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.bounds import NonNegative, Positive, PositiveInt
+from fedgist.core.bounds import NonNegative
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.methods.common import sum_memory
-from fedgist.methods.common.conjugate_head import ClassSums, gradient_head
+from fedgist.methods.common.conjugate_head import ClassSums
 from fedgist.methods.common.linear_head import LinearHead, one_feature_width
 from fedgist.methods.common.solved_head import check_target, solved_head, statistics
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
@@ -50,12 +50,6 @@ class FedLog(Method):
     """Pseudo-count of the prior of the head; of numbers, the ridge penalty. 0 is a flat prior."""
     head_start: Literal["random", "exchange"] = "random"
     """The first head: random numbers, or the result of one exchange with the untrained bodies."""
-    solver: Literal["exact", "gradient"] = "exact"
-    """How the head is found: exactly, or by Adam as in the paper."""
-    head_lr: Positive = 1e-2
-    """Learning rate of the solver ``gradient``."""
-    head_steps: PositiveInt = 1000
-    """Number of steps of the solver ``gradient``."""
     wire: Literal["float32", "float64"] = "float32"
     """Type of the numbers that clients send: float64 doubles the bytes and keeps all digits."""
     memory: Memory = "auto"
@@ -81,7 +75,7 @@ class FedLog(Method):
         Heads of numbers and labels are refused under privacy, and where they would not be exact.
         """
         one_feature_width(task, "fedlog")
-        check_target(task, "fedlog", solver=self.solver)
+        check_target(task, "fedlog")
         sum_memory.check(self.memory, task, "fedlog")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
@@ -140,9 +134,5 @@ class FedLog(Method):
 
     def _solved(self, server: Server, sums: Remembered, ctx: Context) -> Server:
         s = sums.total.to(torch.float64)
-        if self.solver == "exact":
-            eta = solved_head(ctx.task, server.eta.shape[1] - 1).solve(s, self.nu)
-        else:
-            start = server.eta.to(torch.float64)
-            eta = gradient_head(start, s, self.nu, self.head_lr, self.head_steps)
+        eta = solved_head(ctx.task, server.eta.shape[1] - 1).solve(s, self.nu)
         return Server(eta.to(server.eta.dtype), sums)

@@ -28,10 +28,8 @@ from fedgist.core.batch import Batch
 from fedgist.core.counts import COUNTS_FIRST
 from fedgist.core.message import message
 from fedgist.core.nets.net import Net
-from fedgist.core.optim import init, step
 from fedgist.core.privacy import bounded, counted
 from fedgist.core.task import Task
-from fedgist.core.training import Optimizer
 from fedgist.methods.common.linear_head import class_sums, with_constant
 
 NEWTON_STEPS = 20  # 9 suffice for a hundred classes, 12 for 5000, whatever the features' size
@@ -94,24 +92,6 @@ def _log_p(ln_2c: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     # the same number written twice: the first cancels for large w, the second is undefined for an
     # empty class
     return torch.where(w < 1, w / 2 - level, (ln_2c - torch.log(w.clamp(min=1.0))) / 2), w
-
-
-def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> Tensor:
-    """Return eta (classes, m + 1) after gradient ascent on eq. 14 by Adam, as in the paper.
-
-    ``eta`` is the start and ``s`` the class sums, both (classes, m + 1). The objective is divided
-    by nu + n.
-    """
-    adam = Optimizer("adam", lr=lr)
-    params = {"eta": eta.unsqueeze(0).clone()}
-    state = init(adam, params)
-    t = nu + s[:, 0].sum()
-    for _ in range(steps):
-        now = params["eta"][0]
-        p = torch.softmax(now.square().sum(1) / 4, dim=0).unsqueeze(1)
-        gradient = t * p * now / 2 - s  # of the negative objective
-        step(adam, params, {"eta": (gradient / t.clamp(min=1.0)).unsqueeze(0)}, state)
-    return params["eta"][0]
 
 
 def random_pseudo_sums(key: Tensor, shape: tuple[int, int], nu: float) -> Tensor:

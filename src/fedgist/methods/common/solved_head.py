@@ -72,7 +72,7 @@ def solved_head(task: Task, m: int) -> SolvedHead:
     return SolvedHead((count, m + 1), of_classes, map_head)
 
 
-def check_target(task: Task, method: str, *, solver: str) -> None:
+def check_target(task: Task, method: str) -> None:
     """Raise MethodError if the head of numbers or labels is not exact for this task."""
     target = task.objective.target
     if target == "class":
@@ -81,11 +81,6 @@ def check_target(task: Task, method: str, *, solver: str) -> None:
         raise MethodError(
             f"method {method}: the sensitivity of its sums is not known for objective "
             f"{task.objective.name}; privacy needs one class for each row"
-        )
-    if solver != "exact":
-        raise MethodError(
-            f"method.solver = {solver!r} is that of classes: objective {task.objective.name} "
-            "needs 'exact'"
         )
     if target == "numbers" and getattr(task.objective, "error", "") != "squared":
         raise MethodError(
