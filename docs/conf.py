@@ -27,12 +27,14 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**"]
 exclude_patterns = [".*", "bench", "build", "docs/templates", "recipes", "runs", "src", "tests"]
+NAMES = "docs/generated/names.rst"  # what the page of the API lists, for autosummary
+exclude_patterns += [NAMES]
 templates_path = [str(Path(__file__).parent / "templates")]
 
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # the tests run notebooks; the site shows what they hold
 
-autosummary_generate = True
+autosummary_generate = [NAMES]
 autodoc_member_order = "bysource"
 autodoc_use_type_comments = False  # types are annotations
 napoleon_google_docstring = False
@@ -57,11 +59,13 @@ html_additional_pages = {"index": "redirect.html"}
 ROOT = Path(__file__).parents[1]
 # pages that are part of the site but not of its sidebar: the first page has the README's content,
 # and the page on the architecture leads to the decisions
+TABLE = re.compile(r"^\| name \| \|\n\|---\|---\|\n((?:\| \[`fedgist.*\n)+)", re.MULTILINE)
 ASIDE = re.compile(r"README|docs/decisions/.*")
 
 
 def setup(app: Sphinx) -> None:
     """Read docstrings as they are written, and open with the README."""
+    app.connect("config-inited", write_names)
     app.connect("autodoc-process-docstring", with_plain_shapes)
     app.connect("autodoc-process-signature", without_generated_signature)
     app.connect("missing-reference", as_plain_code)
@@ -69,13 +73,31 @@ def setup(app: Sphinx) -> None:
 
 
 def with_readme(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the README before the first page's lists, and mark the pages that are in no list."""
+    """Put the README before the first page's lists, and mark the pages that are in no list.
+
+    Where the page of the API has a table of names, the site has a list that leads to their pages.
+    """
     if page == root_doc:
         app.env.note_dependency(str(ROOT / "README.md"))
         readme = (ROOT / "README.md").read_text("utf-8")
         source[0] = re.sub(r"\]\((?!http)([^)]+)\)", from_docs, readme) + source[0]
+    elif page == "docs/api":
+        source[0] = TABLE.sub(lambda table: f"```{{eval-rst}}\n{summary(table[1])}```\n", source[0])
     elif ASIDE.fullmatch(page):
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
+
+
+def write_names(*_: object) -> None:
+    """List the names of the page of the API for autosummary, which makes a page for each."""
+    rows = "".join(TABLE.findall((ROOT / "docs/api.md").read_text("utf-8")))
+    (ROOT / NAMES).parent.mkdir(exist_ok=True)
+    (ROOT / NAMES).write_text(summary(rows, "."), "utf-8")
+
+
+def summary(rows: str, folder: str = "generated") -> str:
+    """Return autosummary's list of the names that the rows of a table begin with."""
+    names = re.findall(r"^\| \[`(fedgist[\w.]+)`", rows, re.MULTILINE)
+    return "".join([f".. autosummary::\n   :toctree: {folder}\n\n", *(f"   {n}\n" for n in names)])
 
 
 def from_docs(link: re.Match[str]) -> str:

@@ -1,8 +1,9 @@
-"""Makes the list of sources on the page on data: python docs/scripts/data_page.py."""
+"""Makes a page for each data source, and their list: python docs/scripts/data_page.py."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,7 +19,8 @@ from fedgist.options import options_of
 from schema_text import default, in_words, markdown, meanings, sections
 
 PAGE = Path(__file__).parents[1] / "data.md"
-HEAD = "<!-- what follows is made by: python docs/scripts/data_page.py -->\n"
+FOLDER = PAGE.parent / "sources"
+BEGIN, END = "<!-- made by docs/scripts/data_page.py -->\n", "<!-- end -->"  # of the list
 KNOWN: dict[str, IdxFiles | CifarFiles] = {
     "mnist": MNIST,
     "fashion_mnist": FASHION_MNIST,
@@ -29,23 +31,24 @@ WHERE = {**{name: files.advice for name, files in KNOWN.items()}, "celeba": CELE
 WHERE |= {"stackoverflow": STACKOVERFLOW}
 
 
-def page() -> str:
-    """Return what the code says about sources, in Markdown."""
-    names = [f"| [`{name}`](#{name}) | {text} |" for name, text in _summaries().items()]
-    parts = [
-        "## The sources",
-        "\n".join(["| `data.name` | |", "|---|---|", *names]),
-        *(_source(name, SOURCES[name]) for name in SOURCES),
-    ]
-    return "\n" + "\n\n".join(parts) + "\n"
+def pages() -> dict[str, str]:
+    """Return the page of each source by its file's name."""
+    return {f"{name}.md": _source(name, SOURCES[name]) + "\n" for name in SOURCES}
 
 
-def _summaries() -> dict[str, str]:
-    return {name: markdown(inspect.getdoc(SOURCES[name]) or "").split("\n")[0] for name in SOURCES}
+def with_list(page: str) -> str:
+    """Return the page on data with the list of sources as the code has it."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = ["| `data.name` | |", "|---|---|"]
+    for name, source in SOURCES.items():
+        summary = markdown(inspect.getdoc(source) or "").split("\n")[0]
+        lines.append(f"| [`{name}`](sources/{name}.md) | {summary} |")
+    return before + BEGIN + "\n".join(lines) + "\n" + END + after
 
 
 def _source(name: str, source: Callable[..., Any]) -> str:
-    parts = [f"### {name}", *_section(source, "")]
+    parts = [f"# {name}", *_section(source, "")]
     if name in WHERE:
         where = WHERE[name].replace("ROOT", "$FEDGIST_DATA")
         parts.append(f"{where[:1].upper()}{where[1:]}.")
@@ -64,7 +67,7 @@ def _source(name: str, source: Callable[..., Any]) -> str:
 
 def _section(source: Callable[..., Any], heading: str) -> list[str]:
     text = sections(source).get(heading, "").strip()
-    return [markdown(text)] if text else []
+    return [re.sub(r"\]\(([\w-]+\.md)", r"](../\1", markdown(text))] if text else []
 
 
 def example(source: Callable[..., Any]) -> str:
@@ -74,9 +77,11 @@ def example(source: Callable[..., Any]) -> str:
 
 
 def main() -> None:
-    """Write the list of sources into the page."""
-    head, _, _ = PAGE.read_text("utf-8").partition(HEAD)
-    PAGE.write_text(head + HEAD + page(), "utf-8")
+    """Write the pages and the list."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, "utf-8")
+    PAGE.write_text(with_list(PAGE.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import pytest
 import fedgist
 import fedgist.core
 import fedgist.core.method
+from api_page import with_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text("utf-8")
-NAMES = re.findall(r"^   (fedgist[\w.]+)$", PAGE, re.MULTILINE)
+NAMES = re.findall(r"^\| \[`(fedgist[\w.]+)`\]", PAGE, re.MULTILINE)
 STABLE = re.findall(r"^``([\w.]+)`` +(.*)$", fedgist.core.__doc__ or "", re.MULTILINE)
 
 
@@ -26,8 +27,13 @@ def test_each_name_exists_and_says_what_it_is(name: str) -> None:
     assert name not in NAMES or described.__doc__
 
 
+def test_the_page_is_current() -> None:
+    assert with_rows(PAGE) == PAGE, "run: python docs/scripts/api_page.py"
+    assert len(NAMES) > 50
+
+
 def test_everything_that_fedgist_exports_is_on_the_page() -> None:
-    missing = [name for name in fedgist.__all__ if f"fedgist.{name}\n" not in PAGE]
+    missing = [name for name in fedgist.__all__ if f"fedgist.{name}" not in NAMES]
     assert not missing
 
 

@@ -1,4 +1,4 @@
-"""The list of sources on the page on data is made from the code, and is complete."""
+"""The pages of data sources and their list are made from the code, and are complete."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ import tomllib
 
 import pytest
 
-from data_page import HEAD, KNOWN, PAGE, example, page
+from data_page import FOLDER, KNOWN, PAGE, example, pages, with_list
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.options import options_of
 from fedgist.recipe.reading import make
 from schema_text import meanings, sections
 
+AGAIN = "run: python docs/scripts/data_page.py"
 
-def test_the_page_on_data_is_current() -> None:
-    _, mark, made = PAGE.read_text("utf-8").partition(HEAD)
-    assert mark
-    assert made == page(), "run: python docs/scripts/data_page.py"
+
+def test_the_pages_of_sources_are_current() -> None:
+    written = {path.name: path.read_text("utf-8") for path in FOLDER.iterdir()}
+    assert written == pages(), AGAIN
+    assert len(written) == len(SOURCES) > 10
+
+
+def test_the_list_of_sources_is_current() -> None:
+    page = PAGE.read_text("utf-8")
+    assert with_list(page) == page, AGAIN
+    assert f"[`{next(iter(SOURCES))}`](sources/" in page
 
 
 @pytest.mark.parametrize("name", SOURCES)

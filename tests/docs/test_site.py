@@ -44,7 +44,7 @@ def test_every_page_is_part_of_it(site: Path, page: Path) -> None:
 
 def test_every_public_name_has_its_reference(site: Path) -> None:
     names = re.findall(
-        r"^   (fedgist[\w.]+)$", (ROOT / "docs/api.md").read_text("utf-8"), re.MULTILINE
+        r"^\| \[`(fedgist[\w.]+)`\]", (ROOT / "docs/api.md").read_text("utf-8"), re.MULTILINE
     )
     for name in names:
         text = (site / "docs" / "generated" / f"{name}.html").read_text("utf-8")
