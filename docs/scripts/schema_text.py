@@ -19,8 +19,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel
 
-from fedgist.core.bounds import Bounds
-
 WORDS = {str: "text", Path: "path", float: "number", int: "whole number", bool: "true or false"}
 LARGEST = 2**31 - 1  # a bound that is only there because numbers end somewhere
 
@@ -103,9 +101,7 @@ def _in_bounds(kind: Any, bounds: Iterable[Any]) -> str:
     most: Any = None
     above = below = False
     for bound in _flat(bounds):
-        if isinstance(bound, Bounds):
-            least, above, most = bound.least, bound.above, bound.most
-        elif isinstance(bound, annotated_types.Ge):
+        if isinstance(bound, annotated_types.Ge):
             least = bound.ge
         elif isinstance(bound, annotated_types.Gt):
             least, above = bound.gt, True

@@ -36,6 +36,12 @@ _WORDS = {
     "dataclass": "a table",
 }
 
+_OURS = {
+    "Input should": "must",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+
 
 def plain(value: object, path: str = "", depth: int = 0) -> Any:
     """Return a value in JSON types: tuples become lists, paths text, NumPy scalars numbers."""
@@ -152,10 +158,12 @@ def _hints(function: Callable[..., object]) -> Options:
 def _first(error: ValidationError, value: object, table: str, kind: object) -> str:
     """Return the first problem in one line; the alternatives of a union are joined by "or"."""
     errors = error.errors()
-    path, given = _locate(errors[0], value)
+    outer, _ = _locate(errors[0], value)
+    below = [e for e in errors if _locate(e, value)[0][: len(outer)] == outer]
+    first = max(below, key=lambda e: len(_locate(e, value)[0]))  # of a union what fits best
+    path, given = _locate(first, value)
     same = [e for e in errors if _locate(e, value)[0] == path]
     key = ".".join([*([table] if table else []), *path])
-    first = errors[0]
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key{did_you_mean(path[-1], _keys(kind, path[:-1]))}"
     if first["type"] == "missing":
@@ -188,7 +196,9 @@ def _words(error: ErrorDetails) -> str:
         least = error["ctx"]["min_length"]
         return f"must have at least {least} {'item' if least == 1 else 'items'}"
     text: str = error["msg"].removeprefix("Value error, ")
-    return text.replace("Input should be", "must be").replace("Input should", "must")
+    for pydantics, ours in _OURS.items():
+        text = text.replace(pydantics, ours)
+    return text
 
 
 def _keys(model: object, path: Sequence[str]) -> list[str]:

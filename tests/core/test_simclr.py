@@ -317,8 +317,11 @@ def test_clients_with_fewer_than_two_rows_are_left_out_and_named() -> None:
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"objective": {"name": "simclr", "temperature": 0.0}}, "objective.temperature must be"),
-        ({"objective": {"name": "simclr", "projection": 0}}, "objective.projection must be"),
+        (
+            {"objective": {"name": "simclr", "temperature": 0.0}},
+            "objective.temperature = 0.0: must be",
+        ),
+        ({"objective": {"name": "simclr", "projection": 0}}, "objective.projection = 0: must be"),
         ({"objective": {"name": "simclr", "smooth": 1}}, "objective.smooth: unknown key of simclr"),
         ({"objective": {"name": "classes", "projection": 8}}, "projection: unknown key of classes"),
         ({"objective": {"name": "simclr", "metrics": ["accuracy"]}}, "simclr has no metric"),

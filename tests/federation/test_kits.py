@@ -262,7 +262,7 @@ def test_a_name_is_revoked_when_all_its_certificates_are() -> None:
     [
         ({"format": 2}, "format = 2: must be 1"),
         ({"sites": {"berlin": 0, "ulm": 0}}, "several sites have the number 0"),
-        ({"sites": {"berlin": -1}}, "sites.berlin = -1: must be greater than or equal to 0"),
+        ({"sites": {"berlin": -1}}, "sites.berlin = -1: must be at least 0"),
         ({"sites": {"Berlin": 0}}, "must be at most 40 lower-case letters"),
         ({"administrators": ["berlin"]}, "administrators: berlin is also a site's name"),
         ({"revoked": ["xyz"]}, "revoked.0 = 'xyz': "),

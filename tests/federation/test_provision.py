@@ -367,7 +367,7 @@ def test_options_that_do_not_fit_are_refused(cli: Cli, kits: Path) -> None:
         ('sites = ["anna"]', "administrators: anna is also a site's name"),
         ('sites = ["../ulm"]', "sites.0 = '../ulm': must be"),
         ('sites = ["ulm"]\nkeys = "none"', "keys = 'none': must be 'site' or 'central'"),
-        ('sites = ["ulm"]\ndays = 0', "days = 0: must be greater than or equal to 1"),
+        ('sites = ["ulm"]\ndays = 0', "days = 0: must be at least 1"),
         ('sites = ["ulm"]\ndays = "9"', "days = '9': must be a whole number"),
         ("sites =", "federation.toml: "),
     ],

@@ -337,8 +337,8 @@ def test_a_pool_of_few_rows_learns_from_one_of_many() -> None:
         (["clients.pools={}", "model.name=mlp"], "codistillation needs two pools or more"),
         (["method.distillation.labels=0.5"], "labels needs data.public.labelled = true"),
         (["method.distillation.lr.a=0.1"], "unknown pool in method.distillation.lr 'b'"),
-        (["method.distillation.temperature=0"], "temperature must be at least 1e-06"),
-        (["method.alpha=1.5"], "method.alpha must be at least 0 and at most 1"),
+        (["method.distillation.temperature=0"], "temperature = 0: must be at least 0.000001"),
+        (["method.alpha=1.5"], "method.alpha = 1.5: must be at most 1"),
     ],
 )
 def test_what_is_wrong_is_named(settings: list[str], says: str) -> None:

@@ -93,10 +93,10 @@ def test_a_rate_that_falls_is_in_the_record_and_rounds_cannot_be_added(tmp_path:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("method.server.lr=0", r"method.server.lr must be greater than 0, not 0"),
-        ("method.server.lr.mlp=-1", r"method.server.lr.mlp must be greater than 0, not -1"),
-        ("method.server.beta2=1.5", r"method.server.beta2 must be at least 0 and at most 1"),
-        ("method.server.eps=0", r"method.server.eps must be greater than 0"),
+        ("method.server.lr=0", r"method.server.lr = 0: must be greater than 0"),
+        ("method.server.lr.mlp=-1", r"method.server.lr.mlp = -1: must be greater than 0"),
+        ("method.server.beta2=1.5", r"method.server.beta2 = 1.5: must be at most 1"),
+        ("method.server.eps=0", r"method.server.eps = 0: must be greater than 0"),
         ("method.server.rule=adan", r"method.server.rule = 'adan': must be .*'adam'"),
         (
             "method.server.rate=1",

@@ -350,7 +350,7 @@ def test_models_that_cannot_share_the_head_are_refused(other: Architecture, text
 
 
 def test_a_negative_pseudo_count_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"method\.nu must be at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"method\.nu = -1: must be at least 0"):
         FedLog(nu=-1)
 
 

@@ -98,5 +98,5 @@ def test_the_loss_stands_still_where_scipy_stops(mu: float) -> None:
 
 
 def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"method\.mu must be at least 0, not -0\.1"):
+    with pytest.raises(ValueError, match=r"method\.mu = -0\.1: must be at least 0"):
         FedProx(mu=-0.1)

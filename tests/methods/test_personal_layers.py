@@ -118,8 +118,13 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, list[int]], str]] = [
         {"a": [5]},
         r"local_layers = 2 leaves nothing to share: a has 2 layers$",
     ),
-    ("fedrep", {"head_epochs": 0}, {"a": [5, 5]}, r"method.head_epochs must be at least 1, not 0"),
-    ("lg_fedavg", {"global_layers": 0}, {"a": [5]}, r"method.global_layers must be at least 1, "),
+    ("fedrep", {"head_epochs": 0}, {"a": [5, 5]}, r"method.head_epochs = 0: must be at least 1"),
+    (
+        "lg_fedavg",
+        {"global_layers": 0},
+        {"a": [5]},
+        r"method.global_layers = 0: must be at least 1",
+    ),
 ]
 
 

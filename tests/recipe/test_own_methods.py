@@ -55,7 +55,7 @@ def test_its_fields_are_keys_with_their_bounds() -> None:
     assert fedgist.run(recipe).summary["method"] == NAME
     with pytest.raises(RecipeError, match=r"method\.pul: unknown key of outside.*mean 'pull'"):
         fedgist.run(QUICK | {"method": {"name": NAME, "pul": 0.5}})
-    with pytest.raises(RecipeError, match=r"method\.pull must be at least 0, not -1"):
+    with pytest.raises(RecipeError, match=r"method\.pull = -1: must be at least 0"):
         fedgist.run(QUICK | {"method": {"name": NAME, "pull": -1}})
     with pytest.raises(RecipeError, match=r"method\.name = 'outside_methods:Nope'"):
         fedgist.run(QUICK | {"method": {"name": "outside_methods:Nope"}})

@@ -19,7 +19,7 @@ from fedgist.recipe.training_section import training_of
         (["train.lr_schedule=3"], "train.lr_schedule = 3"),
         (["train.lr_schedule.name=[1]"], "train.lr_schedule.name"),
         (["train.lr_schedule.warm=3"], "train.lr_schedule.warm: unknown key.*warmup_rounds"),
-        (["train.lr_schedule.warmup_rounds=-1"], "warmup_rounds = -1: .*greater than or equal"),
+        (["train.lr_schedule.warmup_rounds=-1"], "warmup_rounds = -1: .*at least"),
         (["train.lr_schedule.warmup_rounds=1.5"], "warmup_rounds = 1.5"),
         (
             ['train.lr_schedule={name="cosine", step_rounds=3}'],
@@ -33,7 +33,7 @@ from fedgist.recipe.training_section import training_of
         (['train.lr_schedule={name="step", step_factor=1}'], "step_factor = 1: .*less than 1"),
         (['train.lr_schedule={name="cosine", min_factor=1.5}'], "min_factor = 1.5"),
         (['train.lr_schedule={name="cosine", min_factor=nan}'], "min_factor = nan: .*finite"),
-        (["train.clip_norm=-1.0"], "train.clip_norm = -1.0: .*greater than or equal to 0"),
+        (["train.clip_norm=-1.0"], "train.clip_norm = -1.0: .*at least 0"),
         (["train.clip_norm=inf"], "train.clip_norm = inf: .*finite"),
         (["train.clip_norm=nan"], "train.clip_norm = nan"),
         (["train.clip_norm=much"], "train.clip_norm = 'much'"),

@@ -351,8 +351,8 @@ def test_clients_are_drawn_one_by_one() -> None:
         ({"epsilon": 0.0}, {}, "privacy.epsilon = 0.0: must be greater than 0"),
         ({"delta": 1.0}, {}, "privacy.delta = 1.0: must be less than 1"),
         # seen: an overflow in the sensitivity, and an epsilon that was NaN
-        ({"clip": 1e300}, {}, "privacy.clip = 1e+300: must be less than or equal to 1000000"),
-        ({"epsilon": 1e300}, {}, "privacy.epsilon = 1e+300: must be less than or equal to 10000"),
+        ({"clip": 1e300}, {}, "privacy.clip = 1e+300: must be at most 1000000"),
+        ({"epsilon": 1e300}, {}, "privacy.epsilon = 1e+300: must be at most 10000"),
         ({"delta": 0.0}, {}, "privacy.delta = 0.0: must be greater than 0"),
         ({"clip": None}, {}, "unit = 'record' needs privacy.clip"),
         ({"clip": 0.0}, {}, "privacy.clip = 0.0: must be greater than 0"),

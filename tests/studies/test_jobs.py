@@ -385,7 +385,7 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
         ),
         (
             "[table]\nsource = ''\nmethods = []\nseeds = {small = 0}\n[columns]",
-            "table.seeds.small = 0: must be greater than or equal to 1",
+            "table.seeds.small = 0: must be at least 1",
         ),
     ],
 )

@@ -1,44 +1,33 @@
-"""Bounds of hyper-parameters, declared in their types and checked when a method is made."""
+"""Bounds of numbers in recipes and in methods, declared in their types.
+
+A recipe's values are checked when it is read. The fields of a method are checked when it is made,
+also where a method is made in Python: :func:`check_bounds`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from fedgist.errors import MethodError, one_of
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from fedgist.errors import InputError, MethodError, one_of
+from fedgist.options import checked
 
 T = TypeVar("T")
+_MOST = 2**31 - 1  # of whole numbers
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """The range of a number: ``least`` (exclusive with ``above``) and ``most``."""
-
-    least: float
-    above: bool = False
-    most: float = math.inf
-
-    def check(self, value: float, key: str) -> None:
-        """Raise MethodError unless a number is within these bounds."""
-        fits = value > self.least if self.above else value >= self.least
-        if fits and value <= self.most:
-            return
-        words = f"greater than {self.least}" if self.above else f"at least {self.least}"
-        words += f" and at most {self.most}" if math.isfinite(self.most) else ""
-        raise MethodError(f"{key} must be {words}, not {value}")
-
-
-NonNegative = Annotated[float, Bounds(0)]
-Positive = Annotated[float, Bounds(0, above=True)]
-Temperature = Annotated[float, Bounds(1e-6)]  # logits divided by less leave float32
-Share = Annotated[float, Bounds(0, most=1)]
-Fraction = Annotated[float, Bounds(0, above=True, most=1)]  # a share above 0
-PositiveInt = Annotated[int, Bounds(1)]
-NonNegativeInt = Annotated[int, Bounds(0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=1e-6)]  # logits divided by less leave float32
+Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]  # a share above 0
+BelowOne = Annotated[float, Field(ge=0, lt=1)]  # a share of which something is left
+PositiveInt = Annotated[int, Field(ge=1, le=_MOST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=_MOST)]
 PerPool: TypeAlias = T | dict[str, T]  # one value for all pools, or a table by pool
 
 
@@ -67,20 +56,24 @@ def check_bounds(method: object, table: str = "method") -> None:
         value, key = getattr(method, field.name), f"{table}.{field.name}"
         check_bounds(value, key)
         inner = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {}
-        bounds = list(_bounds_in(hints[field.name]))
+        bounds = tuple(_bounds_in(hints[field.name]))
         for name, number in (inner or {key: value}).items():
-            if not isinstance(number, int | float) or isinstance(number, bool):
-                continue
-            if not math.isfinite(number):
-                raise MethodError(f"{name} must be a finite number, not {number}")
-            for bound in bounds:
-                bound.check(number, name)
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                _check(number, bounds, name)
 
 
-def _bounds_in(hint: object) -> Iterator[Bounds]:
+def _check(number: float, bounds: tuple[FieldInfo, ...], name: str) -> None:
+    kind: Any = type(number)
+    try:
+        checked(Annotated[(kind, *bounds)] if bounds else kind, number, name)
+    except InputError as error:
+        raise MethodError(str(error)) from error
+
+
+def _bounds_in(hint: object) -> Iterator[FieldInfo]:
     """Yield the bounds in a type, also in the members of a union."""
     for part in typing.get_args(hint):
-        if isinstance(part, Bounds):
+        if isinstance(part, FieldInfo):
             yield part
         else:
             yield from _bounds_in(part)

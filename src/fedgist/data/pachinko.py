@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
+from fedgist.core.bounds import Positive
 from fedgist.data.dataset import Dataset
 from fedgist.data.partition_rules import Divided, Ints, generator
 from fedgist.errors import DataError
 
-Concentration = Annotated[float, Field(gt=0)]
+Concentration = Positive
 
 
 def pachinko(

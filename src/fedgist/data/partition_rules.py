@@ -6,21 +6,17 @@ of every client. All draws come from the key, through NumPy's counter-based gene
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.bounds import Positive, PositiveInt
 from fedgist.data.dataset import Dataset
 from fedgist.errors import DataError
 
 Ints = npt.NDArray[np.int64]
 Divided = tuple[list[Ints], list[Ints]]  # each client's training rows, and each client's test rows
-Alpha = Annotated[float, Field(gt=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
 DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large enough
 
 
@@ -43,7 +39,12 @@ def iid(data: Dataset, num_clients: int, key: Tensor) -> Divided:
 
 
 def dirichlet(
-    data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 0.5, min_size: AtLeastOne = 1
+    data: Dataset,
+    num_clients: int,
+    key: Tensor,
+    *,
+    alpha: Positive = 0.5,
+    min_size: PositiveInt = 1,
 ) -> Divided:
     """Divide each class among the clients by proportions drawn from Dirichlet(alpha).
 
@@ -75,7 +76,7 @@ def dirichlet(
     )
 
 
-def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) -> Divided:
+def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Positive = 1.0) -> Divided:
     """Give every client the same mixture of classes, with sizes drawn from Dirichlet(alpha).
 
     Every client gets at least one training row, and one test row if there are enough of them.
@@ -97,7 +98,7 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) ->
 
 
 def shards(
-    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: AtLeastOne = 2
+    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: PositiveInt = 2
 ) -> Divided:
     """Give each client ``classes_per_client`` shards, and so at most that number of classes.
 
@@ -149,7 +150,7 @@ def _shards_by_class(y: Ints, num_classes: int, per_class: int) -> list[list[Int
 
 
 def pathological(
-    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: AtLeastOne = 2
+    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: PositiveInt = 2
 ) -> Divided:
     """Give each client exactly ``classes_per_client`` classes, balanced over the classes.
 

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from fedgist.core.bounds import BelowOne, NonNegativeInt, Positive, PositiveInt
 from fedgist.data import Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
 from fedgist.data.sources.read_modes import Read
-from fedgist.recipe.section import CLOSED, OpenSection, PositiveInt, registered_name
+from fedgist.recipe.section import CLOSED, OpenSection, registered_name
 
 
 class PublicSection(OpenSection):
@@ -34,7 +35,7 @@ class PublicSection(OpenSection):
     Clients then have the same rows as in a run that takes this many public rows from the training
     set, so both runs can be compared.
     """
-    client: Annotated[int, Field(ge=0)] | str | None = None
+    client: NonNegativeInt | str | None = None
     """Number or name of a client whose training rows are public, or ``"largest"``.
 
     The client keeps these rows. ``"largest"`` is the client with the most training rows.
@@ -136,7 +137,7 @@ class Data(OpenSection):
     use them: the server's test and validation sets, and public rows. State them in a real
     federation, where the rows are never together.
     """
-    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    std: tuple[Positive, ...] = ()
     """Standard deviations to normalize with, in the same form as ``data.mean``."""
     ranges: Annotated[
         dict[str, tuple[float, float]] | None, Field(json_schema_extra={"role": "record"})
@@ -151,14 +152,14 @@ class Data(OpenSection):
     """Use only this number of training rows. The default is all."""
     draw: Literal["first", "random"] = "first"
     """Which rows ``data.train_rows`` keeps: the first, or random rows drawn from the run's seed."""
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    validation: BelowOne = 0.0
     """Fraction of each client's training rows held out for validation.
 
     The record then has the columns ``eval/validation/...``. Set it to tune or to stop early. With
     ``privacy.unit = "record"`` each row is held out with this probability, independently of the
     others.
     """
-    held_out: Annotated[int, Field(ge=0)] = 0
+    held_out: NonNegativeInt = 0
     """Number of training rows held out for validation at the server.
 
     The columns ``eval/validation/...`` then hold the mean score of the server's models on these

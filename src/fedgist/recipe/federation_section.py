@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from fedgist.recipe.section import CLOSED, PositiveInt
+from fedgist.core.bounds import Positive, PositiveInt
+from fedgist.recipe.section import CLOSED
 
 NUMBER = "number"  # a numeric column
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
@@ -29,7 +30,7 @@ class FactsSection(BaseModel):
     element: Literal["float32", "uint8"] = "float32"
     """Type of the numbers of an example: ``uint8`` for images of whole numbers, else ``float32``.
     """
-    scale: Annotated[float, Field(gt=0)] = 1.0
+    scale: Positive = 1.0
     """Number by which inputs are divided first: 255 for images of whole numbers 0..255."""
     columns: dict[str, Literal["number"] | tuple[str, ...]] = {}
     """The columns of a table, in order: ``"number"`` or the list of its categories.

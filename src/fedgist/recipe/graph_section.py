@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, model_validator
 
+from fedgist.core.bounds import Fraction, PositiveInt
 from fedgist.recipe.section import CLOSED
 
 GraphName = Literal["relay", "full", "ring", "random_regular", "erdos_renyi", "file"]
@@ -28,9 +29,9 @@ class GraphSection(BaseModel):
     ``relay``: those of all other clients, through the server. The other names are graphs of peers:
     a client receives the messages of its neighbors only.
     """
-    degree: Annotated[int, Field(ge=1)] | None = None
+    degree: PositiveInt | None = None
     """Number of neighbors of every client. Needed by ``random_regular``."""
-    chance: Annotated[float, Field(gt=0, le=1)] | None = None
+    chance: Fraction | None = None
     """Probability that two clients are neighbors. Needed by ``erdos_renyi``."""
     path: str | None = None
     """A CSV file with the columns ``client,hears`` or ``round,client,hears``. Needed by ``file``.

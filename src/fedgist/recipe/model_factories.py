@@ -9,18 +9,18 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import nn
 
+from fedgist.core.bounds import NonNegativeInt, PositiveInt
 from fedgist.core.tree import SEPARATOR
 from fedgist.errors import RecipeError, shown
 from fedgist.models import MODELS
 from fedgist.options import check_options, checked, options_of
 from fedgist.recipe.own_code import load_own
 from fedgist.recipe.schema import ModelSection, check_named
-from fedgist.recipe.section import PositiveInt
 
 Factory = Callable[..., nn.Module]
 WORDS = "words"  # the parameter that gets the number of words of texts
 ClientList = tuple[int | str, ...]  # clients by number or by name
-StatedClients = Annotated[tuple[Annotated[int, Field(ge=0)] | str, ...], Field(min_length=1)]
+StatedClients = Annotated[tuple[NonNegativeInt | str, ...], Field(min_length=1)]
 
 
 def model_factory(name: str) -> Factory:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from fedgist.recipe.section import CLOSED, PositiveInt
+from fedgist.core.bounds import Fraction, PositiveInt
+from fedgist.recipe.section import CLOSED
 
 Unit = Literal["none", "record", "client"]
 Accounting = Literal["tight", "paper"]
@@ -71,7 +72,7 @@ class PrivacySection(BaseModel):
     ``fixed``: that they do not depend on the record. ``dp_sgd``: nothing, because bodies are
     trained with noise as well.
     """
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    sampling_rate: Fraction | None = None
     """Probability that a row takes part in a private training step. Needed by ``dp_sgd``."""
     gradient_clip: Bound | None = None
     """Clipping norm (L2) of a row's gradient. Needed by ``dp_sgd``."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, cast
 import tomli_w
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
+from fedgist.core.bounds import NonNegativeInt, Positive, PositiveInt, Share
 from fedgist.core.objectives.metrics import (
     CHOSEN_METRICS,
     COMMON_METRICS,
@@ -35,15 +36,7 @@ from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import FactsSection, FederationSection
 from fedgist.recipe.graph_section import GraphSection
 from fedgist.recipe.privacy_section import Amount, PrivacySection
-from fedgist.recipe.section import (
-    CLOSED,
-    GIVEN,
-    Device,
-    OpenSection,
-    PositiveInt,
-    Share,
-    registered_name,
-)
+from fedgist.recipe.section import CLOSED, GIVEN, Device, OpenSection, registered_name
 from fedgist.recipe.training_section import TrainSection
 
 # the objectives that take metrics of a user's own
@@ -101,7 +94,7 @@ class ClientsSection(_Section):
     """
     graph: GraphSection = GraphSection()
     """Whose messages each client receives: the server's relay, or a graph of peers."""
-    max_norm: Annotated[float, Field(gt=0)] | None = None
+    max_norm: Positive | None = None
     """Maximum norm (L2) of a message to the server, noise included. Larger messages are rejected.
     """
     max_rows: PositiveInt | None = None
@@ -118,7 +111,7 @@ class AdaptersSection(_Section):
 
     rank: PositiveInt = 8
     """Rank of the adapters. A higher rank learns more, and sends more bytes."""
-    alpha: Annotated[float, Field(gt=0)] = 16.0
+    alpha: Positive = 16.0
     """Factor of the adapters: their output is multiplied by alpha / rank."""
     layers: Literal["linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "linear"
     """Layers with adapters: all linear layers of the body, or patterns of names (``"encoder.*"``).
@@ -239,7 +232,7 @@ class ObjectiveSection(OpenSection):
 class TestSet(_Section):
     """A part of the test set: rows of some classes, or of clients whose names match a pattern."""
 
-    classes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    classes: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
     """Numbers of the classes whose test rows form this set."""
     clients: str | None = None
     """A pattern of client names, such as ``"*/question"``, whose test rows form this set."""
@@ -283,7 +276,7 @@ class EvaluateSection(_Section):
     """Further probes with their own columns: ``["sgd"]`` adds ``eval/client/probe_sgd_mean``."""
     keep: Literal["last", "best_validation"] = "last"
     """Which models the run keeps: those of the last round, or of the best round by validation."""
-    patience: Annotated[int, Field(ge=0)] = 0
+    patience: NonNegativeInt = 0
     """Stop after this many rounds without a better validation score. 0 disables early stopping."""
     sets: dict[str, TestSet] = {}
     """Further test sets of the server's models, by name: ``eval/global/MODEL/NAME/...``."""

@@ -1,4 +1,4 @@
-"""The base of a recipe's sections, and bounds that several sections use."""
+"""The base of a recipe's sections, and checks that several sections use."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from fedgist.errors import InputError, one_of
-
-Share = Annotated[float, Field(ge=0, le=1)]
-PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _device(name: str) -> str:

@@ -8,6 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from fedgist.core.bounds import (
+    BelowOne,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Share,
+)
 from fedgist.core.training import (
     Life,
     Optimizer,
@@ -19,7 +28,7 @@ from fedgist.core.training import (
     Training,
 )
 from fedgist.errors import RecipeError
-from fedgist.recipe.section import CLOSED, PositiveInt, Share
+from fedgist.recipe.section import CLOSED
 
 MOMENTUM = 0.9  # of the optimizer that has one, where a recipe does not say
 ADAMW_DECAY = 0.01  # torch's default; without decay it would be adam
@@ -41,7 +50,7 @@ class ScheduleSection(BaseModel):
 
     name: ScheduleName = "constant"
     """How the learning rate changes from round to round."""
-    warmup_rounds: Annotated[int, Field(ge=0)] = 0
+    warmup_rounds: NonNegativeInt = 0
     """Number of first rounds in which the learning rate rises evenly. For any schedule."""
     step_rounds: PositiveInt | None = None
     """For ``step``: number of rounds between two drops of the learning rate. Default 10."""
@@ -83,7 +92,7 @@ class TrainSection(BaseModel):
 
     num_rounds: PositiveInt = 20
     """Number of rounds of the run."""
-    fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction_train: Fraction = 1.0
     """Fraction of all clients selected in each round."""
     sampling: Sampling = "fixed"
     """How clients are selected.
@@ -99,7 +108,7 @@ class TrainSection(BaseModel):
     """
     batch_size: PositiveInt = 10
     """Number of training rows per local step."""
-    lr: Annotated[float, Field(gt=0)] = 1e-3
+    lr: Positive = 1e-3
     """Learning rate of the clients' optimizer. Tune it first."""
     lr_schedule: ScheduleSection = ScheduleSection()
     """How the learning rate changes over rounds: a name, or a table of the keys below."""
@@ -110,14 +119,14 @@ class TrainSection(BaseModel):
 
     Some methods override this.
     """
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    momentum: BelowOne | None = None
     """Momentum of the optimizer ``momentum``. Default 0.9."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NonNegative = 0.0
     """Weight decay. It is added to the gradient as an L2 penalty.
 
     ``adamw`` applies it to the weights directly and has the default 0.01.
     """
-    clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    clip_norm: NonNegative = 0.0
     """Maximum gradient norm (L2) of a client in every step. 0 disables clipping."""
     class_weights: Literal["none", "balanced"] = "none"
     """``balanced`` gives all classes of a client the same total weight in its loss.
@@ -130,7 +139,7 @@ class TrainSection(BaseModel):
     It multiplies the row's loss, and the row's part in the sums from which FedLog solves for its
     head. Metrics count every row alike.
     """
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: BelowOne = 0.0
     """Fraction of each label that is spread evenly over all classes."""
     precision: Precision = "float32"
     """Number format of training steps.

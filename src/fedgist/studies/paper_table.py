@@ -10,10 +10,11 @@ import json
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
+from fedgist.core.bounds import PositiveInt
 from fedgist.errors import RecipeError, first_line
 from fedgist.methods import METHODS, base_name
 from fedgist.options import checked
@@ -30,8 +31,8 @@ class _Part(BaseModel):
 class Seeds(_Part):
     """The number of seeds at each scale."""
 
-    small: Annotated[int, Field(ge=1)] = 3
-    paper: Annotated[int, Field(ge=1)] = 10
+    small: PositiveInt = 3
+    paper: PositiveInt = 10
 
 
 class PaperHeader(_Part):

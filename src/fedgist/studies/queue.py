@@ -13,10 +13,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
+from fedgist.core.bounds import NonNegativeInt, Positive, PositiveInt
 from fedgist.errors import DataError, RecipeError, first_line
 from fedgist.options import checked
 from fedgist.runs.files import atomic_files
@@ -42,9 +42,9 @@ class Experiment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     of: str
     command: str
-    cells: Annotated[int, Field(ge=0)] = 0
-    cost: Annotated[float, Field(gt=0)]
-    seeds: Annotated[int, Field(ge=1)] | None = None
+    cells: NonNegativeInt = 0
+    cost: Positive
+    seeds: PositiveInt | None = None
     gpu: bool = False
     cut: bool = False
 

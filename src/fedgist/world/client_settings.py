@@ -10,13 +10,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.bounds import check_bounds
+from fedgist.core.bounds import Fraction, check_bounds
 from fedgist.core.method import Method, Settings, Task
 from fedgist.core.peer_method import PeerMethod
 from fedgist.errors import MethodError, RecipeError, first_line
@@ -25,7 +23,6 @@ from fedgist.recipe.model_factories import ClientList, StatedClients
 from fedgist.world.client_lists import numbers_of
 
 Tables = Mapping[str, Mapping[str, object]]
-Fraction = Annotated[float, Field(gt=0, le=1)]
 WHOSE = ("share", "clients")
 EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 

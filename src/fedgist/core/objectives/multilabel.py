@@ -10,16 +10,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from fedgist.core import losses
 from fedgist.core.batch import Batch
-from fedgist.core.bounds import check_bounds
+from fedgist.core.bounds import Positive, check_bounds
 from fedgist.core.objectives.metrics import LABEL_METRICS, LOSS, Metric
 from fedgist.core.objectives.own_metric import OwnMetric, measured_by, rows_of_each
 from fedgist.core.objectives.rank_metrics import mean_precision, roc_area
@@ -52,7 +51,7 @@ class Multilabel:
     num_labels: int
     chosen: tuple[str | OwnMetric, ...] = tuple(LABEL_METRICS)
     smoothing: float = 0.0
-    positive_weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    positive_weights: tuple[Positive, ...] = ()
     """Weights of the positive rows of each label, or one for all. The default is 1.
 
     Above 1, a rare label is predicted more often.

@@ -8,10 +8,9 @@ is ignored in loss and metrics.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedgist.core import losses
@@ -56,7 +55,7 @@ class Regression:
     The default are those of all training rows. State them in a real federation, where the rows are
     never together.
     """
-    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    std: tuple[Positive, ...] = ()
     """Standard deviations that standardize the numbers, in the same form as ``mean``."""
     label_moments: Moments = NO_MOMENTS
 

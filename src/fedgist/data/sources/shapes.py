@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.bounds import NonNegative, PositiveInt
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.labelled_rows import moments
@@ -19,7 +20,7 @@ WHITE = 255.0
 MOST_SHAPES = 3  # of an image
 SMALLEST, LARGEST = 0.12, 0.25  # half the size of a shape, as a share of the image's side
 FAVOURED = 0.6  # share of a client's shapes that are of its own favourite class
-AtLeastOne = Annotated[int, Field(ge=1)]
+AtLeastOne = PositiveInt
 
 
 def shapes(
@@ -28,7 +29,7 @@ def shapes(
     rows: AtLeastOne = 40,
     test_rows: AtLeastOne = 20,
     size: Annotated[int, Field(ge=8)] = 32,
-    noise: Annotated[float, Field(ge=0)] = 0.15,
+    noise: NonNegative = 0.15,
     seed: int = 0,
     target: Target = "pixels",
 ) -> Dataset:

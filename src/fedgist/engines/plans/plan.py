@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from filelock import FileLock
 from platformdirs import user_cache_path
-from pydantic import Field
 
+from fedgist.core.bounds import PositiveInt
 from fedgist.core.nets.compiled.kernel_library import Compiled
 from fedgist.errors import cut, first_line
 
@@ -39,7 +39,7 @@ WORSE = 1.1  # a size that is so much slower ends the search in its direction
 class Plan:
     """An execution plan: clients per stack, layout of convolutions, and whether to stack at all."""
 
-    cohort_size: Annotated[int, Field(ge=1)]
+    cohort_size: PositiveInt
     """Number of clients trained together as one stack."""
     convolutions: Convolutions = "stacked"
     """``each`` runs convolutions client by client. ``stacked`` runs them for all clients at once.

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from fedgist.core.bounds import NonNegativeInt
 from fedgist.errors import InputError, KitError, listed
 from fedgist.federation.keys.certificates import ADMINISTRATOR, SITE, Identity, serial_text
 from fedgist.federation.keys.kits import FORMAT, FederationName, MemberName, read_file
@@ -26,7 +27,6 @@ from fedgist.runs.files import atomic_files
 ROSTER = "roster.json"
 
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}\z")]
-Number = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class _RosterFile(BaseModel):
 
     format: Literal[1]
     federation: FederationName
-    sites: dict[MemberName, Number]
+    sites: dict[MemberName, NonNegativeInt]
     administrators: tuple[MemberName, ...]
     certificates: dict[MemberName, tuple[_Certificate, ...]]
     revoked: tuple[Hex, ...]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedgist.core.bounds import NonNegativeInt
 from fedgist.core.method import Task
 from fedgist.errors import FederationError, MessageError, RefusalKind
 from fedgist.federation.network.frames import Note
@@ -56,7 +57,7 @@ class Invitation(_Note):
     run: Hex
     recipe: str
     digest: Hex
-    number: Annotated[int, Field(ge=0)]
+    number: NonNegativeInt
     names: tuple[Text, ...]
     certificate: str
     last: StageKey | None

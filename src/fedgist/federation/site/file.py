@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from fedgist.core.bounds import Positive, PositiveInt
 from fedgist.data.sources import SOURCES
 from fedgist.errors import InputError, SiteError, first_line
 from fedgist.options import checked
 from fedgist.recipe.schema import ModelSection
-from fedgist.recipe.section import CLOSED, Device, OpenSection, PositiveInt, registered_name
+from fedgist.recipe.section import CLOSED, Device, OpenSection, registered_name
 
 LEAST_ROWS_TELL = (
     "policy.least_rows above 1 lets one row decide whether many are used, which no epsilon covers: "
@@ -45,7 +46,7 @@ class PolicySection(BaseModel):
     """A recipe file that was approved. The server's recipe must have the same settings."""
     most_rounds: PositiveInt | None = None
     """Largest number of rounds of a run."""
-    epsilon: Annotated[float, Field(gt=0)] | None = None
+    epsilon: Positive | None = None
     """Privacy budget of these data over all runs. A run without privacy is then refused."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """Largest sum of the deltas of all private runs. It should be below 1 / rows.
