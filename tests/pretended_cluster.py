@@ -51,9 +51,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[PretendedCluster]:
         world: World, settings: HostSettings, say: Callable[[str], None]
     ) -> tuple[ShardedEngine, int]:
         del say
-        side, chosen = world.server, world.server.setup.engine.shards
+        side, chosen = world.server, world.server.setup.recipe.engine.shards
         shards = 2 if chosen == "auto" else chosen
-        source = HostRecipe(side.setup.text, side.setup.given, settings, side.plans, shards)
+        source = HostRecipe(side.setup.recipe, side.setup.given, settings, side.plans, shards)
         clusters.append(PretendedCluster(source))
         parts = side.method, side.task, world.population, settings, side.plans
         later = HostsHere(functools.partial(ShardHost, source), shards)
@@ -68,7 +68,7 @@ def sharded(small_world: World, plan: Plan, shards: int) -> ShardedEngine:
     """Return an engine on a pretended cluster, with the same plan for all architectures."""
     side, settings = small_world.server, host_settings(small_world)
     plans = dict.fromkeys(side.task.architectures, plan)
-    source = HostRecipe(side.setup.text, side.setup.given, settings, plans, shards)
+    source = HostRecipe(side.setup.recipe, side.setup.given, settings, plans, shards)
     parts = side.method, side.task, small_world.population, settings, plans
     later = HostsHere(functools.partial(ShardHost, source), shards)
     return ShardedEngine(*parts, shards=shards, cluster=PretendedCluster(source), later=later)

@@ -33,7 +33,7 @@ PRIVATE = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "noise"
 def on_ray(small_world: World, plan: Plan, address: str, shards: int) -> ShardedEngine:
     side, settings = small_world.server, host_settings(small_world)
     plans = dict.fromkeys(side.task.architectures, plan)
-    source = HostRecipe(side.setup.text, side.setup.given, settings, plans, shards)
+    source = HostRecipe(side.setup.recipe, side.setup.given, settings, plans, shards)
     make = functools.partial(ShardHost, source)
     cluster = cluster_of(address, make, shards)
     parts = side.method, side.task, small_world.population, settings, plans

@@ -48,7 +48,7 @@ def test_a_sites_model_has_its_own_range_or_the_recipes_and_under_privacy_no_oth
     stated = {name: tuple(ends) for name, ends in written.get("ranges", {}).items()}
     assert (stated if "ranges" in written else None) == expected["ranges"]
     # the site's own range is in nothing that the server sees
-    assert part.side.setup.data.ranges == shared.get("ranges")
+    assert part.side.setup.recipe.data.ranges == shared.get("ranges")
     assert all(column.usual is None for column in part.data.facts.columns)
 
 

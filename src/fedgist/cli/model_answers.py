@@ -131,7 +131,7 @@ def _write(lines: Sequence[Sequence[str]], out: Path | None) -> None:
 
 def _field(world: World) -> str:
     """Return the name of the text field in the recipe's data files."""
-    return str(world.server.setup.data.options.get("text", "text"))
+    return str(world.server.setup.recipe.data.options.get("text", "text"))
 
 
 def _say_score(data: Path, world: World, model: ClientModel, examples: Tensor | list[str]) -> None:
@@ -155,7 +155,7 @@ def _say_score(data: Path, world: World, model: ClientModel, examples: Tensor | 
 def _labelled(data: Path, world: World) -> tuple[Tensor, Tensor | None]:
     """Return the examples (rows, ...) of a file, and their labels (rows, ...) or None."""
     if world.data.target == "words":
-        cut = bool(world.server.setup.data.options.get("sentences", True))
+        cut = bool(world.server.setup.recipe.data.options.get("sentences", True))
         return further_texts(read_further(data, _field(world), sentences=cut), world.data)
     examples = _examples(data, world)
     x = encoded_texts(examples, world.data) if isinstance(examples, list) else examples
@@ -173,7 +173,7 @@ def _with_a_label(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _labels(data: Path, world: World) -> Tensor | None:
-    column = world.server.setup.data.options.get("label")
+    column = world.server.setup.recipe.data.options.get("label")
     columns = [column] if isinstance(column, str) else column
     named = columns if isinstance(columns, list) else []
     return read_labels(data, world.data, named, _field(world))

@@ -247,7 +247,7 @@ def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> S
     sizes_in_order = sorted(sum(line) for line in counts)
     shown = f"classes: 0 to {world.data.num_classes - 1} from the left, darker is more. "
     return Sheet(
-        f"{world.data.name}, {world.server.setup.partition.name}",
+        f"{world.data.name}, {world.server.setup.recipe.partition.name}",
         ("client", "train", "valid", "test", "model", "" if classless else "classes"),
         tuple(lines),
         f"rows of each client; {'' if classless else shown}{len(counts)} clients; training rows: "

@@ -1,6 +1,6 @@
 """Resolve a recipe once: its method and models become objects; its sections are kept.
 
-The result is a :class:`Setup`. All parts of a run are built from it, and none reads the recipe.
+The result is a :class:`Setup`. All parts of a run are built from it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from fedgist.core.objectives.target import Target
 from fedgist.engines.device_choice import usable_device
 from fedgist.engines.plans.plan import Plan
 from fedgist.errors import InputError, RecipeError
-from fedgist.recipe.data_section import Data
-from fedgist.recipe.federation_section import FactsSection, FederationSection
+from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.method_loading import build_method
 from fedgist.recipe.model_factories import (
     ModelTable,
@@ -28,78 +27,54 @@ from fedgist.recipe.model_factories import (
 from fedgist.recipe.objective_loading import labels_read, own_objective
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.own_code import load_own, modules_from
-from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.schema import (
-    ClientsSection,
-    EngineSection,
-    EvaluateSection,
     ModelSection,
-    ObjectiveSection,
-    Partitioning,
     Recipe,
 )
-from fedgist.recipe.training_section import TrainSection
 
 METRICS = "objective.metrics"
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """A resolved recipe: its method and models as objects, and its other sections.
+    """A recipe, and what it names as objects: its method, its models, its metrics.
 
-    ``models`` holds the models of ``[model]`` or ``clients.architectures`` by architecture name. It
-    is empty if the user passed modules in Python, or if the recipe has ``pools``. ``given_model``
-    is ``[model]``: the width to project a user's modules to, and which of their parts to freeze.
-    ``num_clients`` is None if the data determine it. ``own_objective`` is a user's own
-    objective, or None. ``text`` is the recipe itself, for the record.
+    Whoever needs a setting reads it from ``recipe``. ``models`` holds the models of ``[model]`` or
+    ``clients.architectures`` by architecture name. It is empty if the user passed modules in
+    Python, or if the recipe has ``pools``. ``num_clients`` is None if the data determine it.
+    ``own_objective`` is a user's own objective, or None.
     """
 
-    seed: int
-    data: Data
-    partition: Partitioning
-    clients: ClientsSection
-    objective: ObjectiveSection
-    train: TrainSection
-    privacy: PrivacySection
-    evaluate: EvaluateSection
-    engine: EngineSection
-    method_name: str
+    recipe: Recipe = field(repr=False)
     method: Method
     metrics: tuple[str | OwnMetric, ...]
     own_objective: TaskLoss | None
     models: Mapping[str, ModelTable]
     pools: Mapping[str, PoolTable]
-    given_model: ModelSection
     device: str
     num_clients: int | None
     given: Overrides = field(repr=False)
-    text: Recipe = field(repr=False)
-
-    @property
-    def facts(self) -> FactsSection | None:
-        """What the recipe declares about the rows of a real federation."""
-        return self.text.facts
 
     @property
     def federation(self) -> FederationSection:
         """How many sites a round of a real federation needs, and how long the server waits."""
-        return self.text.federation or FederationSection()
+        return self.recipe.federation or FederationSection()
 
     @property
     def private_width(self) -> int | None:
         """The feature width of the private models of a federation's sites, if they have any."""
-        return None if self.facts is None else self.facts.feature_width
+        return None if self.recipe.facts is None else self.recipe.facts.feature_width
 
     @property
     def labels(self) -> Target:
         """The form of the labels that the objective reads."""
-        return labels_read(self.objective, self.own_objective)
+        return labels_read(self.recipe.objective, self.own_objective)
 
     def recorded(
         self, num_clients: int, plans: Mapping[str, Plan], server_threads: int, shards: int
     ) -> Recipe:
         """Return the recipe as a run records it, with the values chosen for the run."""
-        return self.text.changed(
+        return self.recipe.changed(
             {
                 "clients.num_clients": num_clients,
                 "engine.device": self.device,
@@ -128,26 +103,15 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
     except InputError as error:
         raise RecipeError(f"{recipe.file}: {error}" if recipe.file else str(error)) from error
     return Setup(
-        seed=recipe.seed,
-        data=recipe.data,
-        partition=recipe.partition,
-        clients=recipe.clients,
-        objective=recipe.objective,
-        train=recipe.train,
-        privacy=recipe.privacy,
-        evaluate=recipe.evaluate,
-        engine=recipe.engine,
-        method_name=recipe.method.name,
+        recipe=recipe,
         method=method,
         metrics=metrics,
         own_objective=own,
         models=models,
         pools=pools,
-        given_model=recipe.model or ModelSection(),
         device=usable_device(recipe.engine.device),
         num_clients=_num_clients(recipe, given),
         given=given,
-        text=recipe,
     )
 
 

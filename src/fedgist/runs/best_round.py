@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgist.core.objectives.metrics import Direction
 from fedgist.errors import RecipeError
-from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import Recipe
 from fedgist.runs.files.columns import over_clients
 from fedgist.runs.files.record import Line
 from fedgist.world.server_context import ServerContext
@@ -93,7 +93,7 @@ def selection_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
 
 def selection_of(side: ServerContext) -> Selection | None:
     """Return how a run selects its best round; None if it keeps the last round."""
-    settings = side.setup.evaluate
+    settings = side.setup.recipe.evaluate
     if settings.keep == "last" and not settings.patience:
         return None
     main = side.task.objective.metrics[0]
@@ -101,7 +101,7 @@ def selection_of(side: ServerContext) -> Selection | None:
     return Selection(column, main.better, settings.keep == "best_validation", settings.patience)
 
 
-def check_selection(setup: Setup, *, holds_out: bool) -> None:
+def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
     """Raise RecipeError if a run lacks the scores by which it selects its best round.
 
     Only this function decides which privacy settings allow a choice by scores. The server sees the
@@ -109,14 +109,14 @@ def check_selection(setup: Setup, *, holds_out: bool) -> None:
     accounting does not cover. A search accounts for its choice separately
     (studies/private_choice.py).
     """
-    settings, problem = setup.evaluate, ""
+    settings, problem = recipe.evaluate, ""
     if settings.keep == "last" and not settings.patience:
         return
-    if setup.privacy.unit != "none":
-        problem = f"privacy.unit = {setup.privacy.unit!r} does not cover choosing by them"
-    elif setup.data.held_out:  # the server's rows and models: no client has a part in it
+    if recipe.privacy.unit != "none":
+        problem = f"privacy.unit = {recipe.privacy.unit!r} does not cover choosing by them"
+    elif recipe.data.held_out:  # the server's rows and models: no client has a part in it
         return
-    elif not setup.privacy.share_measurements:
+    elif not recipe.privacy.share_measurements:
         problem = "scores do not leave the clients with privacy.share_measurements = false"
     elif not holds_out:
         problem = "nobody holds out rows: raise data.validation, or data.held_out at the server"

@@ -18,7 +18,7 @@ from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import as_labels
 from fedgist.engines.engine import Scores
 from fedgist.errors import RecipeError, listed
-from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import Recipe
 from fedgist.runs.best_round import check_selection
 from fedgist.runs.files.columns import (
     CONFUSION,
@@ -166,28 +166,29 @@ def has_named_sets(task: Task) -> bool:
     return not set(task.test_sets) <= {ALL_ROWS, HELD_OUT}
 
 
-def scores_models(setup: Setup, task: Task) -> str:
+def scores_models(recipe: Recipe, task: Task) -> str:
     """Return the setting that requires scores of the server's models; empty if none does."""
-    if setup.evaluate.on == "global":
+    if recipe.evaluate.on == "global":
         return "evaluate.on = 'global'"
-    if setup.data.held_out:
-        return f"data.held_out = {setup.data.held_out}"
+    if recipe.data.held_out:
+        return f"data.held_out = {recipe.data.held_out}"
     return "evaluate.sets" if has_named_sets(task) else ""
 
 
 def check_evaluation(side: ServerContext) -> None:
     """Raise RecipeError if nothing would be measured, or the server would see no reply."""
-    check_moments(side.setup, named_sets=has_named_sets(side.task))
-    check_selection(side.setup, holds_out=side.holds_out)
-    least, count = side.setup.privacy.min_replies, len(side.clients)
+    recipe = side.setup.recipe
+    check_moments(recipe, named_sets=has_named_sets(side.task))
+    check_selection(recipe, holds_out=side.holds_out)
+    least, count = recipe.privacy.min_replies, len(side.clients)
     if least > max(count, 1) and not side.method.merges_clients:
         raise RecipeError(
             f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
         )
-    wanted = scores_models(side.setup, side.task)
+    wanted = scores_models(recipe, side.task)
     had = {name for client in side.clients for name in client.architectures}
     nobodys = [name for name in side.task.starts if name not in had]
-    looked_at = wanted or side.setup.evaluate.probe != "none" or side.method.merges_clients
+    looked_at = wanted or recipe.evaluate.probe != "none" or side.method.merges_clients
     if nobodys and not looked_at:
         raise RecipeError(
             f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
@@ -195,20 +196,24 @@ def check_evaluation(side: ServerContext) -> None:
         )
     if not wanted:
         return
-    ctx = Context(random.key(side.setup.seed), side.task, 0, "init")
+    ctx = Context(random.key(recipe.seed), side.task, 0, "init")
     if not side.method.models(side.method.init_server(ctx), ctx):
         raise RecipeError(
-            f"{wanted}: the server's own models are scored, and method {side.setup.method_name} "
+            f"{wanted}: the server's own models are scored, and method {recipe.method.name} "
             "has none; clients' are, with evaluate.on = 'client' or 'test' and data.validation"
         )
-    if side.setup.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
+    if recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
         raise RecipeError(f"evaluate.on = 'global' needs test rows; {side.data_name} has none")
 
 
 def scoring_notes(side: ServerContext) -> list[str]:
     """Return a note for the user if no model of the run will be scored on any row."""
     has_rows = side.holds_out or any(len(rows) for rows in side.task.test_sets.values())
-    if has_rows or side.setup.evaluate.train or not side.setup.privacy.share_measurements:
+    if (
+        has_rows
+        or side.setup.recipe.evaluate.train
+        or not side.setup.recipe.privacy.share_measurements
+    ):
         return []
     problem = f"no model will be scored: {side.data_name} has no test rows; "
     given = (

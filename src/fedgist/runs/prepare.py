@@ -40,12 +40,12 @@ def prepare_run(
     side = world.server
     check_evaluation(side)
     server = start_server(side)
-    key = random.key(setup.seed).to(setup.device)
+    key = random.key(setup.recipe.seed).to(setup.device)
     checked = check_method(side.method, side.task, server, key)
     notes = (*world.data.notes, *side.notes, *checked, *_lowered(world), *scoring_notes(side))
     check_loss_settings(side.method, side.task, server, key)
     plans: Mapping[str, Plan] = {}
-    if setup.engine.name != "loopback":  # there every site runs its one client, unstacked
+    if setup.recipe.engine.name != "loopback":  # there every site runs its one client, unstacked
         plans = _plans(world, server, say)
     threads = _server_threads(setup)
     task = with_kernels(side.task, plans)
@@ -57,7 +57,7 @@ def prepare_run(
 
 def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, Plan]:
     """Return the execution plan of each architecture: measured, unless the recipe has it."""
-    side, engine = world.server, world.server.setup.engine
+    side, engine = world.server, world.server.setup.recipe.engine
     plans = choose_plans(
         side.method,
         side.task,
@@ -69,7 +69,7 @@ def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, 
         memory_limit=engine.memory_limit,
         say=say,
     )
-    key = random.key(side.setup.seed).to(side.setup.device)
+    key = random.key(side.setup.recipe.seed).to(side.setup.device)
     for name, plan in plans.items():
         if not plan.stack:
             reason = why_unstackable(side.method, side.task, server, key, name)
@@ -79,7 +79,7 @@ def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, 
 
 
 def _server_threads(setup: Setup) -> int:
-    chosen = setup.engine.server_threads
+    chosen = setup.recipe.engine.server_threads
     return default_workers(setup.device) if chosen == "auto" else chosen
 
 
@@ -89,7 +89,8 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
     ``workers``, if given, replaces the recipe's number, and then all clients are on this machine.
     """
     side, setup = world.server, world.server.setup
-    settings, section = host_settings(world), setup.engine
+    recipe = setup.recipe
+    settings, section = host_settings(world), recipe.engine
     if workers is not None:
         settings = replace(settings, workers=workers)
     shards = 1 if section.shards == "auto" else section.shards
@@ -104,8 +105,8 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
     else:
         parts = side.method, side.task, world.population, settings, side.plans
         engine = LocalEngine(*parts, shards=shards)
-    if setup.clients.delay:
-        engine = DelayedEngine(engine, by_chance(setup.seed, setup.clients.delay))
+    if recipe.clients.delay:
+        engine = DelayedEngine(engine, by_chance(recipe.seed, recipe.clients.delay))
     return engine, shards
 
 
@@ -115,23 +116,24 @@ def _check_shards(world: World, shards: int) -> None:
         count = len(side.clients)
         why = "the number of clients"
         if side.method.merges_clients:
-            why = f"for method {side.setup.method_name} merges all clients' rows"
+            why = f"for method {side.setup.recipe.method.name} merges all clients' rows"
         raise RecipeError(f"engine.shards = {shards}: must be at most {count}, {why}")
 
 
 def _check_loopback(world: World) -> None:
     setup = world.server.setup
+    recipe = setup.recipe
     if world.server.method.merges_clients:
         raise RecipeError(
-            f"engine.name = 'loopback': method {setup.method_name} merges all clients' rows, "
+            f"engine.name = 'loopback': method {recipe.method.name} merges all clients' rows, "
             "which sites keep to themselves; use 'local'"
         )
-    if setup.privacy.noise == "system":
+    if recipe.privacy.noise == "system":
         raise RecipeError(
             "engine.name = 'loopback': with privacy.noise = 'system' a site must keep what it "
             "released, which sites within one process do not: use 'local'"
         )
-    if setup.evaluate.on == "test":
+    if recipe.evaluate.on == "test":
         raise RecipeError(
             "evaluate.on = 'test' needs the whole test set at every site, and engine.name = "
             "'loopback' gives each site only its own rows; use 'client' or 'global'"
@@ -140,13 +142,13 @@ def _check_loopback(world: World) -> None:
 
 def _useful_workers(world: World) -> int | None:
     """Return the number of a recipe's workers that have work; None if it names no number."""
-    workers = world.server.setup.engine.workers
+    workers = world.server.setup.recipe.engine.workers
     most = min(len(world.server.clients), PER_CORE * usable_cores())
     return None if workers == "auto" else min(workers, max(1, most))
 
 
 def _lowered(world: World) -> list[str]:
-    workers, useful = world.server.setup.engine.workers, _useful_workers(world)
+    workers, useful = world.server.setup.recipe.engine.workers, _useful_workers(world)
     if useful is None or useful == workers:
         return []
     return [f"engine.workers = {workers} is lowered to {useful}: {USEFUL}"]
@@ -155,13 +157,14 @@ def _lowered(world: World) -> list[str]:
 def host_settings(world: World) -> HostSettings:
     """Return how the clients of a world are hosted on this machine."""
     setup = world.server.setup
+    recipe = setup.recipe
     return HostSettings(
-        seed=setup.seed,
-        own_start=setup.clients.init == "own",
+        seed=recipe.seed,
+        own_start=recipe.clients.init == "own",
         device=setup.device,
         workers=_useful_workers(world),
-        readers=None if setup.engine.readers == "auto" else setup.engine.readers,
-        share_measurements=setup.privacy.share_measurements,
-        trained_every=setup.evaluate.trained_every,
+        readers=None if recipe.engine.readers == "auto" else recipe.engine.readers,
+        share_measurements=recipe.privacy.share_measurements,
+        trained_every=recipe.evaluate.trained_every,
         own=world.settings,
     )

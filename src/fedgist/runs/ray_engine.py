@@ -51,7 +51,7 @@ class ShardHost:
         """Make the shard of this number."""
         world = make_world(resolve(source.recipe, source.given))
         side = world.server
-        tests = side.setup.evaluate.on == "test"
+        tests = side.setup.recipe.evaluate.on == "test"
         self.shard: Shard = shard_of(world.population, number, source.shards, all_tests=tests)
         self.number, self.shards = number, source.shards
         self.task = with_kernels(side.task, source.plans)
@@ -136,7 +136,7 @@ def ray_engine(
     except ModuleNotFoundError as error:
         needs = "engine.name = 'ray' needs Ray: pip install 'fedgist[ray]'"
         raise RecipeError(needs) from error
-    side, section = world.server, world.server.setup.engine
+    side, section = world.server, world.server.setup.recipe.engine
     with stoppable(lambda: None) as stopping:  # Ray does not bear an exception while it starts
         connection = Connection(section.address)
     if stopping():
@@ -146,7 +146,7 @@ def ray_engine(
         shards = section.shards
     else:
         shards = max(1, min(connection.slots(side.setup.device), len(side.clients)))
-    recipe, device = side.setup.text, side.setup.device.partition(":")[0]  # an actor sees one GPU
+    recipe, device = side.setup.recipe, side.setup.device.partition(":")[0]  # an actor sees one GPU
     recipe, settings = recipe.changed({"engine.device": device}), replace(settings, device=device)
     source = HostRecipe(recipe, side.setup.given, settings, side.plans, shards)
     make = functools.partial(ShardHost, source)

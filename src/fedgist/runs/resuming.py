@@ -80,7 +80,7 @@ def is_sampled(world: World) -> bool:
 def _sampled(world: World) -> Tensor | None:
     parts = [x for x in (world.data.x, world.data.x_test) if not x.is_meta]
     size = sum(x.numel() * x.element_size() for x in parts)
-    return random.key(world.server.setup.seed, "digest") if size > WHOLE else None
+    return random.key(world.server.setup.recipe.seed, "digest") if size > WHOLE else None
 
 
 def of_server(side: ServerContext) -> dict[str, str]:
@@ -102,7 +102,7 @@ def of_server(side: ServerContext) -> dict[str, str]:
         for name, array in {**traces(f"{set_name}/x", rows.x), f"{set_name}/y": rows.y}.items()
     }
     # a file's content is no part of the recipe
-    heard = side.neighbors if side.setup.clients.graph.name == "file" else None
+    heard = side.neighbors if side.setup.recipe.clients.graph.name == "file" else None
     graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
@@ -213,7 +213,7 @@ def _check_not_cut(old: int, new: int, folder: Path) -> None:
 
 def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
     """Raise RecipeError if the number of rounds falls, or finished rounds depend on it."""
-    old, new = saved.binding.recipe[ROUNDS_KEY], side.setup.train.num_rounds
+    old, new = saved.binding.recipe[ROUNDS_KEY], side.setup.recipe.train.num_rounds
     _check_not_cut(old, new, folder)
     if side.spending is not None and new > old:
         raise RecipeError(
@@ -242,7 +242,7 @@ def _round_settings(
 
     ``start`` is the initial state of the server in both runs.
     """
-    sides, name = (shorter, longer), f"method {shorter.setup.method_name}"
+    sides, name = (shorter, longer), f"method {shorter.setup.recipe.method.name}"
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]
     phases = [

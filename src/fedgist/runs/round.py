@@ -283,7 +283,7 @@ class ServerRun:
             record.refused += wrong.items()
             used = [part for part in used if not wrong.keys() & set(part.asked)]
             each = [part for part in each if part.order.asked not in wrong]
-        replies = gather(totals, each, self.side.setup.privacy.min_replies)
+        replies = gather(totals, each, self.side.setup.recipe.privacy.min_replies)
         record.answered(answer, [recipient for part in used for recipient in part.asked], replies)
         unused = [part for part in parts if not usable(part)]
         record.too_late((recipient, part.round) for part in unused for recipient in part.asked)
@@ -301,7 +301,9 @@ class ServerRun:
 
     def _due(self, number: int) -> bool:
         last = self.task.training.num_rounds
-        return number > 0 and (number % self.side.setup.evaluate.every == 0 or number == last)
+        return number > 0 and (
+            number % self.side.setup.recipe.evaluate.every == 0 or number == last
+        )
 
     def _evaluated(self, number: int, line: Line) -> list[Line]:
         """Add the models' metrics to a round's line; return the lines of clients."""
@@ -315,8 +317,9 @@ class ServerRun:
         return evaluation.joined(details, more)
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
-        settings, ctx = self.side.setup.evaluate, self.context(EVALUATE, number)
-        if evaluation.scores_models(self.side.setup, self.task):
+        recipe = self.side.setup.recipe
+        settings, ctx = recipe.evaluate, self.context(EVALUATE, number)
+        if evaluation.scores_models(recipe, self.task):
             with watched(self.method, "models", number, *self._held):
                 returned = self.method.models(self.server, ctx)
             models = check_returned(returned, self.method, "models")
@@ -324,7 +327,7 @@ class ServerRun:
                 numbers, lost = evaluation.server_columns(models, ctx)
             line |= numbers
             divergence.add(line, lost)
-        if settings.on == "global" or not self.side.setup.privacy.share_measurements:
+        if settings.on == "global" or not recipe.privacy.share_measurements:
             return []
         orders, downs, ctx = self.downloads(number)
         splits: list[tuple[str, Split]] = [("client", settings.on)]
@@ -399,7 +402,7 @@ class ServerRun:
 
 def context(side: ServerContext, number: int, stage: str) -> Context:
     """Return the server's context of a stage, with a key made of seed, round and stage."""
-    key = random.key(side.setup.seed, "server", number, stage)
+    key = random.key(side.setup.recipe.seed, "server", number, stage)
     return Context(key.to(side.setup.device), side.task, number, stage)
 
 

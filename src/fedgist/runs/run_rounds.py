@@ -298,7 +298,7 @@ class _Rounds:
             self._keep(*lines)
             finished = self._is_over()
             ending = self._stops() and not finished
-            every = federation.side.setup.engine.checkpoint_every
+            every = federation.side.setup.recipe.engine.checkpoint_every
             if ending or finished or federation.round % every == 0:
                 self._save()
             if ending:
@@ -383,8 +383,8 @@ def _result_of(
         outcome = {**outcome, "stopped_early": True}
     return {
         "status": "finished",
-        "seed": side.setup.seed,
-        "method": side.setup.method_name,
+        "seed": side.setup.recipe.seed,
+        "method": side.setup.recipe.method.name,
         "rounds": record.rounds[-1]["round"],
         **outcome,
         **{c: end for c in recorded if (end := summary(record.rounds, c, main.better, kept))},
@@ -415,7 +415,9 @@ def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
         num_asked = sum(line.get("clients/asked", 0) for line in trained)
         why = "each is in the record with its reason" if num_asked else "nobody was online"
         notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
-    expected = side.setup.privacy.share_measurements  # else clients keep their scores on purpose
+    expected = (
+        side.setup.recipe.privacy.share_measurements
+    )  # else clients keep their scores on purpose
     columns = {column for line in lines for column in line if column.startswith("eval/")}
     if expected and all(map(is_count, columns)):
         notes.append("nothing was measured: no model was scored in any round")

@@ -150,9 +150,9 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[ServerRun, W
 def _run(
     setup: Setup, place: Place, observer: Observer, *, resuming: bool, full_digest: bool
 ) -> Outcome:
-    for note in setup.text.dropped:
+    for note in setup.recipe.dropped:
         observer.note(note)
-    check_precision(setup.train.precision, setup.engine.device)
+    check_precision(setup.recipe.train.precision, setup.recipe.engine.device)
     world, state, engine = prepare_run(setup, observer.note)
     if place.folder and not resuming:  # only now: a recipe with a mistake replaces no run
         clear(place.folder)
@@ -160,7 +160,7 @@ def _run(
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
     inputs = of_world(world, whole=full_digest) if place.folder else {}
     files = {PARTITION: to_json(_split_of(world)) + "\n"}
-    settings = setup.evaluate
+    settings = setup.recipe.evaluate
 
     def save_features(federation: ServerRun, number: int | None) -> None:
         if not place.folder:

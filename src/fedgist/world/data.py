@@ -31,7 +31,7 @@ from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.resolve import Setup
-from fedgist.recipe.schema import check_named
+from fedgist.recipe.schema import Recipe, check_named
 from fedgist.world.client_lists import own_rows
 
 IMAGE, RGB = 3, 3  # dimensions of an image: channels, height, width; and channels that are colours
@@ -142,13 +142,13 @@ def _some(section: Data, seed: int, data: Dataset) -> Dataset:
     return data.only(torch.tensor(random.choice(key, count, wanted)))
 
 
-def check_moments(setup: Setup, *, named_sets: bool) -> None:
+def check_moments(recipe: Recipe, *, named_sets: bool) -> None:
     """Raise RecipeError if the server scores rows that it cannot normalize.
 
     With ``data.normalize = "client"`` and without ``data.mean``, only rows of clients have a mean
     and a standard deviation. ``named_sets`` says whether the server has further test sets.
     """
-    on, section = setup.evaluate.on, setup.data
+    on, section = recipe.evaluate.on, recipe.data
     if section.normalize != "client" or section.mean or (on == "client" and not named_sets):
         return
     key = "evaluate.sets" if on == "client" else f"evaluate.on = {on!r}"
@@ -171,29 +171,30 @@ def data_of_client(normalize: str, data: Dataset, parts: Partition, client: int)
 
 def divide(setup: Setup, data: Dataset) -> Partition:
     """Return the rows of each client, by the recipe's partition or from the user's own lists."""
+    recipe = setup.recipe
     clients, clients_test = setup.given.clients, setup.given.clients_test
     if clients is None and clients_test is not None:
         raise RecipeError(
             "clients_test is given without clients: give each client's training rows as well"
         )
-    key = random.key(setup.seed, "partition")
-    draw = validation_draw(data, setup.seed) if setup.privacy.unit == "record" else None
+    key = random.key(recipe.seed, "partition")
+    draw = validation_draw(data, recipe.seed) if recipe.privacy.unit == "record" else None
     if clients is None:
-        p = setup.partition
+        p = recipe.partition
         check_named("partition", p.name, "clients=")
         if p.name == "natural":
-            _check_none_is_left_out(setup.data, data)
+            _check_none_is_left_out(recipe.data, data)
         return partition(
             data,
             p.name,
             _num_clients(setup, data),
             key,
-            validation=setup.data.validation,
+            validation=recipe.data.validation,
             draw=draw,
             **p.options,
         )
     train, tests, names = own_rows(clients, clients_test, len(data.y), len(data.y_test))
-    kept, held = hold_out(train, setup.data.validation, key, draw)
+    kept, held = hold_out(train, recipe.data.validation, key, draw)
     return Partition(kept, held, Rows.of(tests), names)
 
 
@@ -215,7 +216,7 @@ def with_fates(
     """
     method = setup.method
     draws = isinstance(method, PeerMethod) and type(method).pick is not PeerMethod.pick
-    if setup.privacy.unit != "record" or not draws:
+    if setup.recipe.privacy.unit != "record" or not draws:
         return on_train
     owner = owner_of_rows((rows[client] for client in range(len(rows))), len(data.y))
     numbers = fates(data, secret, "picks", owner)
@@ -241,7 +242,7 @@ def _num_clients(setup: Setup, data: Dataset) -> int:
     """Return the number of clients, which a natural partition takes from the data."""
     if setup.num_clients is None and data.clients is not None:
         return int(data.clients.max()) + 1
-    return setup.num_clients or setup.clients.num_clients
+    return setup.num_clients or setup.recipe.clients.num_clients
 
 
 def client_number(parts: Partition, client: int | str) -> int:

@@ -26,7 +26,7 @@ def declared_facts(setup: Setup) -> DataFacts:
     RecipeError
         If a fact is missing: one line that names the key to state.
     """
-    section, data = setup.facts, setup.data
+    section, data = setup.recipe.facts, setup.recipe.data
     if section is None:
         raise RecipeError(
             "a federation's server has no rows: state the form of the sites' rows in [facts] "

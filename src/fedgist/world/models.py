@@ -86,15 +86,16 @@ def architectures_by_client(
 
 def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, Pool]:
     """Return the size of each pool, and the number of its clients that are selected in a round."""
-    if setup.privacy.unit != "none":
+    recipe = setup.recipe
+    if recipe.privacy.unit != "none":
         raise RecipeError(
-            f"privacy.unit = {shown(setup.privacy.unit)}: not with clients.pools, in which a "
+            f"privacy.unit = {shown(recipe.privacy.unit)}: not with clients.pools, in which a "
             "client may release several messages a round"
         )
     out = {}
     for name, pool in setup.pools.items():
         size = len(members[name])
-        per_round = pool.per_round or max(1, round(setup.train.fraction_train * size))
+        per_round = pool.per_round or max(1, round(recipe.train.fraction_train * size))
         if per_round > size:
             raise RecipeError(
                 f"clients.pools.{name}.per_round = {per_round}: the pool has {size} clients"

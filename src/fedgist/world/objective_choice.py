@@ -25,6 +25,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.facts import DataFacts
 from fedgist.errors import RecipeError, first_line, listed, shown
 from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import Recipe
 from fedgist.world.server_context import Online
 
 TRIED_PER_CLASS = 4  # made-up rows of each class before round 1
@@ -43,20 +44,21 @@ def objective_of(setup: Setup, data: DataFacts) -> Objective:
         labels = IN_WORDS[data.target]
         _check(_of_classes(setup), f"needs one class for each row; {data.name} has {labels}")
     if data.text:
-        _check(_of_texts(setup), f"needs numbers for each row; {data.name} has texts")
+        _check(_of_texts(setup.recipe), f"needs numbers for each row; {data.name} has texts")
     if objective.views > 1:
         views = f"objective {objective.name} learns from views without labels"
-        _check(_of_labels(setup), f"has no use: {views}, and is judged by evaluate.probe")
+        _check(_of_labels(setup.recipe), f"has no use: {views}, and is judged by evaluate.probe")
     return objective
 
 
 def _built_in(setup: Setup, data: DataFacts) -> Objective:
-    section = setup.objective
+    recipe = setup.recipe
+    section = recipe.objective
     _check_labels(section.name, data)
-    about = data.num_classes, setup.metrics, setup.train.label_smoothing
+    about = data.num_classes, setup.metrics, recipe.train.label_smoothing
     make = OBJECTIVES[section.name]
     try:
-        return make(*about, **_facts_for(make, section.name, data), **_options(setup, data))
+        return make(*about, **_facts_for(make, section.name, data), **_options(recipe, data))
     except ValueError as error:
         raise RecipeError(first_line(error)) from error
 
@@ -64,23 +66,25 @@ def _built_in(setup: Setup, data: DataFacts) -> Objective:
 def _own(setup: Setup, data: DataFacts) -> Objective:
     """Return the user's own objective, after it was tried on made-up rows."""
     assert setup.own_objective is not None  # the caller's
-    own = OwnObjective(setup.objective.name, setup.own_objective, metrics_of(setup.own_objective))
+    own = OwnObjective(
+        setup.recipe.objective.name, setup.own_objective, metrics_of(setup.own_objective)
+    )
     if own.labels != data.target:
         raise RecipeError(
             f"objective {own.name} needs {IN_WORDS[own.labels]}; {data.name} has "
             f"{IN_WORDS[data.target]}"
         )
-    if setup.train.label_smoothing:
+    if setup.recipe.train.label_smoothing:
         raise RecipeError(f"train.label_smoothing is not read by objective {own.name}")
     check_objective(own.thing, data.num_classes)
     return own
 
 
-def _options(setup: Setup, data: DataFacts) -> dict[str, object]:
+def _options(recipe: Recipe, data: DataFacts) -> dict[str, object]:
     """Return the options of the objective, with a positive class by its number."""
-    options = dict(setup.objective.options)
+    options = dict(recipe.objective.options)
     for option, metrics in READ_BY.items():
-        if option in options and not set(metrics) & set(setup.objective.metrics):
+        if option in options and not set(metrics) & set(recipe.objective.metrics):
             raise RecipeError(
                 f"objective.{option} = {shown(options[option])}: only the metrics "
                 f"{' and '.join(metrics)} read it"
@@ -129,28 +133,29 @@ def _made_up(objective: Objective, data: DataFacts) -> tuple[Tensor, Tensor]:
 
 def _of_classes(setup: Setup) -> dict[str, bool]:
     """Return the settings that need one class per row, and whether they are set."""
-    sets = setup.evaluate.sets.items()
-    divides = setup.facts is None and setup.given.clients is None  # else clients have their rows
-    partition, others = setup.partition.name, "unlike 'iid', 'size' and 'natural'"
+    recipe = setup.recipe
+    sets = recipe.evaluate.sets.items()
+    divides = recipe.facts is None and setup.given.clients is None  # else clients have their rows
+    partition, others = recipe.partition.name, "unlike 'iid', 'size' and 'natural'"
     return {
         f"partition.name = {partition!r} ({others})": divides and partition in BY_CLASS,
-        "train.class_weights = 'balanced'": setup.train.class_weights == "balanced",
-        "evaluate.save_features": bool(setup.evaluate.save_features),
-        f"evaluate.probe = {setup.evaluate.probe!r}": setup.evaluate.probe != "none",
+        "train.class_weights = 'balanced'": recipe.train.class_weights == "balanced",
+        "evaluate.save_features": bool(recipe.evaluate.save_features),
+        f"evaluate.probe = {recipe.evaluate.probe!r}": recipe.evaluate.probe != "none",
     } | {f"evaluate.sets.{key}.classes": part.classes is not None for key, part in sets}
 
 
-def _of_texts(setup: Setup) -> dict[str, bool]:
+def _of_texts(recipe: Recipe) -> dict[str, bool]:
     """Return the settings that need numbers as inputs, and whether they are set."""
     return {
-        "data.normalize = 'client'": setup.data.normalize == "client",
-        "data.mean and data.std": bool(setup.data.mean or setup.data.std),
+        "data.normalize = 'client'": recipe.data.normalize == "client",
+        "data.mean and data.std": bool(recipe.data.mean or recipe.data.std),
     }
 
 
-def _of_labels(setup: Setup) -> dict[str, bool]:
+def _of_labels(recipe: Recipe) -> dict[str, bool]:
     """Return the settings that need labels or ignore views, and whether the recipe has them."""
-    evaluate, train = setup.evaluate, setup.train
+    evaluate, train = recipe.evaluate, recipe.train
     return {
         "train.class_weights = 'balanced'": train.class_weights == "balanced",
         "train.label_smoothing": train.label_smoothing > 0,
@@ -158,9 +163,9 @@ def _of_labels(setup: Setup) -> dict[str, bool]:
         "evaluate.train = true": evaluate.train,
         "evaluate.trained_every": evaluate.trained_every > 0,
         "evaluate.sets": bool(evaluate.sets),
-        "data.validation": setup.data.validation > 0,
-        "data.held_out": setup.data.held_out > 0,
-        "privacy.unit = 'record'": setup.privacy.unit == "record",
+        "data.validation": recipe.data.validation > 0,
+        "data.held_out": recipe.data.held_out > 0,
+        "privacy.unit = 'record'": recipe.privacy.unit == "record",
     }
 
 

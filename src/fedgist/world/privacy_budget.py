@@ -23,6 +23,7 @@ from fedgist.engines.message_form import upload_form
 from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import Recipe
 from fedgist.recipe.training_section import TrainSection
 from fedgist.world.accounting import ReleaseSchedule, gaussian_delta, multiplier, spent
 
@@ -167,25 +168,26 @@ def private_task(
     ``sizes`` holds the clients' numbers of training rows. ``say`` is called with the progress of
     long calculations.
     """
-    section, method = setup.privacy, setup.method
+    recipe = setup.recipe
+    section, method = recipe.privacy, setup.method
     if section.unit == "none":
         return task, None
     assert section.clip is not None  # a complete section has one
     assert section.epsilon is not None  # the same
     assert section.delta is not None  # the same
-    _check_settings(setup)
+    _check_settings(recipe)
     grid, fine = grids(section, sizes)
     about = section.unit, section.where, section.clip
     silent = Privacy(*about, 0.0, _steps(section, 0.0, fine), grid)
-    _check_private_steps(setup.train, task, silent.steps)
+    _check_private_steps(recipe.train, task, silent.steps)
     method.check(trial := replace(task, privacy=silent))
     releases = _releases(setup, trial, clients)
     drawn = type(method).select is Method.select and section.where == "central"
-    amplified = drawn and setup.train.sampling == "poisson" and silent.steps is None
+    amplified = drawn and recipe.train.sampling == "poisson" and silent.steps is None
     schedule = ReleaseSchedule(
         releases,
         _private_steps(method, trial),
-        setup.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
+        recipe.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
         silent.steps.rate if silent.steps else 1.0,
         section.accounting,
     )
@@ -195,7 +197,7 @@ def private_task(
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
     check_noise(privacy)
-    budget = PrivacyBudget(section, schedule, noise, setup.seed, frozen=_is_frozen(task))
+    budget = PrivacyBudget(section, schedule, noise, recipe.seed, frozen=_is_frozen(task))
     return replace(task, privacy=privacy), budget
 
 
@@ -244,19 +246,19 @@ def _steps(section: PrivacySection, noise: float, grid: float) -> PrivateSteps |
     return None if clip is None or rate is None else PrivateSteps(clip, noise * clip, rate, grid)
 
 
-def _check_settings(setup: Setup) -> None:
+def _check_settings(recipe: Recipe) -> None:
     """Raise RecipeError for settings that would release information outside the accounting."""
-    section, unit = setup.privacy, f"privacy.unit = {setup.privacy.unit!r}"
+    section, unit = recipe.privacy, f"privacy.unit = {recipe.privacy.unit!r}"
     central = section.where == "central"
     problems = {
         f"{unit}: train.sample_weights change how much a row adds": (
-            section.unit == "record" and bool(setup.train.sample_weights)
+            section.unit == "record" and bool(recipe.train.sample_weights)
         ),
         f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "
-        "data.std": setup.data.normalize == "client",
+        "data.std": recipe.data.normalize == "client",
         f"{unit}: privacy.min_replies = {section.min_replies} tells how many clients were drawn: "
         "use 1 with train.sampling = 'poisson'": (
-            central and section.min_replies > 1 and setup.train.sampling == "poisson"
+            central and section.min_replies > 1 and recipe.train.sampling == "poisson"
         ),
     }
     for problem, applies in problems.items():
@@ -298,6 +300,7 @@ def _check_private_steps(train: TrainSection, task: Task, steps: PrivateSteps | 
 
 def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tuple[int, ...]:
     """Return the number of releases of each round, from round 0."""
+    recipe = setup.recipe
     method, forms = setup.method, {}
     counts = []
     for number in range(task.training.num_rounds + 1):
@@ -308,12 +311,12 @@ def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tupl
                 forms[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
                 for form in forms[key]:
                     _check_form(setup, form)
-            terms = method.record_terms if setup.privacy.unit == "record" else 1
+            terms = method.record_terms if recipe.privacy.unit == "record" else 1
             count += terms * any(form.arrays for form in forms[key])
         counts.append(count)
     if not any(counts):
         raise RecipeError(
-            f"privacy.unit = {setup.privacy.unit!r}: method {setup.method_name} sends nothing to "
+            f"privacy.unit = {recipe.privacy.unit!r}: method {recipe.method.name} sends nothing to "
             "protect"
         )
     return tuple(counts)
@@ -358,10 +361,11 @@ def _form(method: Method, ctx: Context, order: Order) -> Form:
 
 def _check_form(setup: Setup, form: Form) -> None:
     """Raise RecipeError if messages of this form cannot be protected."""
+    recipe = setup.recipe
     if not form.arrays:
         return
-    name, unit = setup.method_name, setup.privacy.unit
-    if reduction(form.kind) != "sum" and setup.privacy.where == "central":
+    name, unit = recipe.method.name, recipe.privacy.unit
+    if reduction(form.kind) != "sum" and recipe.privacy.where == "central":
         raise RecipeError(
             f"privacy.unit = {unit!r}: method {name} sends messages that are not summed: use "
             "privacy.where = 'local', noise at each client"

@@ -26,6 +26,7 @@ from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import PublicSection
 from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import Recipe
 from fedgist.world.data import check_augment, client_number
 
 DIGESTED_AT_ONCE = 1024  # of which a digest is made
@@ -55,7 +56,7 @@ def set_aside(setup: Setup, data: Dataset) -> tuple[Dataset, Public | None]:
 
     Public rows of a client stay in the data: see :func:`rows_of_client`.
     """
-    section = setup.data.public
+    section = setup.recipe.data.public
     if section:
         check_augment(section.augment, data, "data.public.augment")
     if setup.given.public is not None:
@@ -64,7 +65,7 @@ def set_aside(setup: Setup, data: Dataset) -> tuple[Dataset, Public | None]:
         return data, _unlabelled(rows)
     if section is None or section.client is not None:
         return data, None
-    _check_moments(setup)
+    _check_moments(setup.recipe)
     if section.name is not None:
         # texts are read as the clients' are
         vocabulary = data.vocabulary
@@ -83,15 +84,15 @@ def set_aside(setup: Setup, data: Dataset) -> tuple[Dataset, Public | None]:
     return rest, _seen(chosen, labelled=section.labelled)
 
 
-def rows_of_client(setup: Setup, data: Dataset, parts: Partition) -> Public | None:
+def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | None:
     """Return the training rows of the public client; None if the recipe names no such client.
 
     The client keeps these rows and takes part in the run like any other client.
     """
-    section, client = setup.data.public, client_of(setup, parts)
+    section, client = recipe.data.public, client_of(recipe, parts)
     if section is None or client is None:
         return None
-    _check_moments(setup)
+    _check_moments(recipe)
     numbers = parts.train[client]
     if section.rows is not None:
         if section.rows > len(numbers):
@@ -99,14 +100,14 @@ def rows_of_client(setup: Setup, data: Dataset, parts: Partition) -> Public | No
                 f"data.public.rows = {section.rows}: client {section.client} has {len(numbers)}"
                 " training rows"
             )
-        key = random.key(setup.seed, PUBLIC_ROWS)
+        key = random.key(recipe.seed, PUBLIC_ROWS)
         numbers = numbers[random.choice(key, len(numbers), section.rows)]
     return _seen(data.only(numbers), labelled=section.labelled)
 
 
-def client_of(setup: Setup, parts: Partition) -> int | None:
+def client_of(recipe: Recipe, parts: Partition) -> int | None:
     """Return the number of the public client; None if the recipe names no such client."""
-    section = setup.data.public
+    section = recipe.data.public
     if section is None or section.client is None:
         return None
     if section.client == LARGEST and LARGEST not in parts.names:
@@ -122,8 +123,8 @@ def digest_of(rows: Examples) -> int:
     return int.from_bytes(seen.digest()[:8], "big") >> 1
 
 
-def _check_moments(setup: Setup) -> None:
-    if setup.data.normalize == "client" and not setup.data.mean:
+def _check_moments(recipe: Recipe) -> None:
+    if recipe.data.normalize == "client" and not recipe.data.mean:
         raise RecipeError(
             "data.public belongs to no client, and data.normalize = 'client' has moments of "
             "clients only: state data.mean and data.std"
@@ -132,9 +133,9 @@ def _check_moments(setup: Setup) -> None:
 
 def hold_out_at_server(setup: Setup, data: Dataset) -> tuple[Dataset, Dataset | None]:
     """Return the clients' data without held-out rows, and the held-out rows or None."""
-    if not setup.data.held_out:
+    if not setup.recipe.data.held_out:
         return data, None
-    return _taken_out(setup, data, setup.data.held_out, "data.held_out")
+    return _taken_out(setup, data, setup.recipe.data.held_out, "data.held_out")
 
 
 def _taken_out(setup: Setup, data: Dataset, size: int, key: str) -> tuple[Dataset, Dataset]:
@@ -154,7 +155,7 @@ def _taken_out(setup: Setup, data: Dataset, size: int, key: str) -> tuple[Datase
             f"{key} = {size}: there are {len(data.y)} training rows, and clients need some"
             + (f", each one of its own: {most} are left" * (len(free) == most))
         )
-    drawn = free[random.choice(random.key(setup.seed, key), len(free), size)]
+    drawn = free[random.choice(random.key(setup.recipe.seed, key), len(free), size)]
     rest = torch.ones(len(data.y), dtype=torch.bool)
     rest[drawn] = False
     return data.only(rest.nonzero().squeeze(1)), data.only(drawn)
@@ -191,7 +192,7 @@ def public_source(
     other = load_data(
         section.name,
         root=setup.given.root,
-        seed=setup.seed,
+        seed=setup.recipe.seed,
         words=words,
         target=facts.target,
         **section.options,
@@ -205,5 +206,5 @@ def public_source(
         raise RecipeError(
             f"data.public.rows = {section.rows}: {section.name} has {len(other.x)} training rows"
         )
-    drawn = random.choice(random.key(setup.seed, PUBLIC_ROWS), len(other.x), section.rows)
+    drawn = random.choice(random.key(setup.recipe.seed, PUBLIC_ROWS), len(other.x), section.rows)
     return _seen(other.only(torch.tensor(drawn)))

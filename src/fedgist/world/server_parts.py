@@ -21,6 +21,7 @@ from fedgist.data.facts import DataFacts
 from fedgist.errors import RecipeError, listed
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import ModelSection, Recipe
 from fedgist.recipe.training_section import training_of
 from fedgist.world.availability import availability
 from fedgist.world.client_settings import client_settings
@@ -54,10 +55,10 @@ class Models:
     def of(setup: Setup, sizes: Sizes, names: Sequence[str]) -> Models:
         """Return the models of a recipe, or the user's own; ``names`` are the clients' names."""
         if setup.given.groups:
-            groups = fitted(setup.given.groups, sizes, setup.given_model)
+            groups = fitted(setup.given.groups, sizes, setup.recipe.model or ModelSection())
         else:
             groups = groups_of_recipe(setup.models, setup.pools, sizes, names)
-        return Models(groups, *architectures_of(groups, sizes, setup.seed, setup.device))
+        return Models(groups, *architectures_of(groups, sizes, setup.recipe.seed, setup.device))
 
     @property
     def notes(self) -> list[str]:
@@ -98,7 +99,7 @@ def clients_of(
     """Return the clients with their architectures, and the pools' sizes."""
     if setup.method.merges_clients:
         return (ClientInfo(0, (next(iter(groups)),)),), {}
-    root = random.key(setup.seed)
+    root = random.key(setup.recipe.seed)
     if not setup.pools:
         models = members_of(groups, count, random.fold(root, "architectures"))
         return tuple(ClientInfo(i, (model,)) for i, model in enumerate(models)), {}
@@ -108,7 +109,7 @@ def clients_of(
 
 
 def task_of(
-    setup: Setup,
+    recipe: Recipe,
     facts: DataFacts,
     objective: Objective,
     models: Models,
@@ -117,26 +118,26 @@ def task_of(
     public: PublicRows | None,
 ) -> Task:
     """Return the task that server and clients share."""
-    _check_row_weights(setup.train.sample_weights, facts)
+    _check_row_weights(recipe.train.sample_weights, facts)
     if objective.views == 1:
-        check_batch_size(setup.train.batch_size, models.architectures.values())
+        check_batch_size(recipe.train.batch_size, models.architectures.values())
     task = Task(
         facts.input_shape,
         facts.num_classes,
         len(members.clients),
         models.architectures,
         models.starts,
-        replace(training_of(setup.train), pools=members.pools),
+        replace(training_of(recipe.train), pools=members.pools),
         objective,
         test_sets,
         main=next(iter(models.architectures)),
-        common_starts=setup.clients.init == "shared",
-        min_replies=setup.privacy.min_replies,
-        max_norm=setup.clients.max_norm or math.inf,
-        max_rows=setup.clients.max_rows or MOST_ROWS,
+        common_starts=recipe.clients.init == "shared",
+        min_replies=recipe.privacy.min_replies,
+        max_norm=recipe.clients.max_norm or math.inf,
+        max_rows=recipe.clients.max_rows or MOST_ROWS,
         annotations=facts.annotations,
         words=facts.words,
-        missing_labels=setup.data.missing_labels == "mask",
+        missing_labels=recipe.data.missing_labels == "mask",
     )
     if public is None:
         return task
@@ -176,12 +177,13 @@ def server_of(
     ``simulated`` says whether the numbers of rows of ``members`` are those of clients, and not
     bounds. ``say`` is called with notes on long calculations.
     """
-    clients, root = members.clients, random.key(setup.seed)
+    recipe = setup.recipe
+    clients, root = members.clients, random.key(recipe.seed)
     setup.method.check(task)
     task, spending = private_task(setup, task, clients, members.row_counts, say)
-    online = availability(setup.clients.availability, clients, random.fold(root, "online"))
+    online = availability(recipe.clients.availability, clients, random.fold(root, "online"))
     online = without_clients(online, members.left_out)
-    neighbors = neighbors_of(setup.clients.graph, setup.method, task, random.fold(root, "graph"))
+    neighbors = neighbors_of(recipe.clients.graph, setup.method, task, random.fold(root, "graph"))
     sizes = members.row_counts if simulated else None
     promised = () if spending is None else spending.notes(sizes)
     joined = notes_on_last_batches(task, clients, sizes)
@@ -189,14 +191,14 @@ def server_of(
     about_data = facts.name, facts.summary, members.names, holds_out
     return ServerContext(
         *(setup, members.count, setup.method, task, clients, online, *about_data),
-        *(notes, spending, neighbors, setup.engine.plans),
+        *(notes, spending, neighbors, recipe.engine.plans),
     )
 
 
 def settings_of(setup: Setup, task: Task, names: Sequence[str]) -> dict[int, Settings]:
     """Return the settings of the clients that do not have the defaults, by client number."""
-    key = random.fold(random.key(setup.seed), "client settings")
-    tables = setup.clients.settings
+    key = random.fold(random.key(setup.recipe.seed), "client settings")
+    tables = setup.recipe.clients.settings
     return client_settings(tables, setup.method, task, task.num_clients, key, names)
 
 

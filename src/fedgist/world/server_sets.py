@@ -63,7 +63,7 @@ def server_sets(
     sets: dict[str, RowSet] = {ALL_ROWS: on_test}
     if len(held_out):
         sets[HELD_OUT] = held_out
-    for name, part in setup.evaluate.sets.items():
+    for name, part in setup.recipe.evaluate.sets.items():
         chosen = _rows_of(part, f"evaluate.sets.{name}", data, on_test)
         sets[name] = PartialTestSet(on_test, chosen.nonzero().squeeze(1))
     for name, (x, y) in (setup.given.test_sets or {}).items():

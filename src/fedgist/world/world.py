@@ -18,6 +18,7 @@ from fedgist.data.partition import Partition
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.recipe.resolve import Setup
+from fedgist.recipe.schema import Recipe
 from fedgist.world.data import divide, read_data, with_fates
 from fedgist.world.declared import check_facts, declared_facts
 from fedgist.world.model_sizes import Sizes
@@ -61,35 +62,36 @@ class World:
 
 def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> World:
     """Make the world of a resolved recipe; ``say`` is called with notes on long calculations."""
+    recipe = setup.recipe
     if setup.private_width is not None:
         raise RecipeError(
             f"facts.feature_width = {setup.private_width}: each site of a federation has a private "
             "model; run this recipe with fedgist server (docs/federation.md)"
         )
     data, public, central = _data(setup, say)
-    if setup.facts is not None:
+    if recipe.facts is not None:
         check_facts(declared_facts(setup), data)
     objective = objective_of(setup, data.facts)
     parts = divide(setup, data)
-    public = public or rows_of_client(setup, data, parts)
+    public = public or rows_of_client(recipe, data, parts)
     check_method_reads(setup.method, objective)
     models = Models.of(setup, Sizes.of(data.facts, objective), parts.names)
     members, train = _members(setup, models, parts, objective)
     try:
         on_train, on_test = _examples(setup, data, train, objective)
         sets = server_sets(setup, data, on_test, _held_out(on_train, on_test, central, parts))
-        shared = None if public is None else _shared(public, on_train, setup, parts)
-        task = task_of(setup, data.facts, objective, models, members, sets, shared)
+        shared = None if public is None else _shared(public, on_train, recipe, parts)
+        task = task_of(recipe, data.facts, objective, models, members, sets, shared)
         holds_out = len(parts.validation.rows) > 0
         about = setup, data.facts, task, models, members
         side = server_of(*about, holds_out=holds_out, simulated=True, say=say)
-        check_rows(setup.privacy, data, train, parts.validation)
+        check_rows(recipe.privacy, data, train, parts.validation)
         settings = settings_of(setup, side.task, parts.names)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     rows = train, parts.validation, parts.test
     population = Population(members.clients, on_train, on_test, *rows)
-    population = _with_own_moments(population, setup.data.normalize, data, parts)
+    population = _with_own_moments(population, recipe.data.normalize, data, parts)
     return World(side, data, parts, population, settings, public)
 
 
@@ -97,25 +99,26 @@ def _examples(
     setup: Setup, data: Dataset, train: Rows, objective: Objective
 ) -> tuple[Examples, Examples]:
     """Return the training and the test examples, with what draws among protected rows need."""
-    on_train, on_test = examples(data, setup.data.augment, setup.device, objective.views)
-    return with_fates(setup, data, on_train, train, setup.seed), on_test
+    on_train, on_test = examples(data, setup.recipe.data.augment, setup.device, objective.views)
+    return with_fates(setup, data, on_train, train, setup.recipe.seed), on_test
 
 
 def _data(
     setup: Setup, say: Callable[[str], None]
 ) -> tuple[Dataset, Public | None, Dataset | None]:
     """Return the clients' data, the public rows, and the rows that the server holds out."""
-    root, code = setup.given.root, setup.engine.code_folder
-    secret = setup.seed if setup.privacy.unit == "record" else None
+    recipe = setup.recipe
+    root, code = setup.given.root, recipe.engine.code_folder
+    secret = recipe.seed if recipe.privacy.unit == "record" else None
     data = read_data(
-        setup.data,
-        setup.seed,
+        recipe.data,
+        recipe.seed,
         setup.given.data,
         root,
         setup.labels,
         code,
         secret,
-        private=setup.privacy.unit != "none",
+        private=recipe.privacy.unit != "none",
     )
     for text in data.how_read:
         say(text)
@@ -136,10 +139,10 @@ def _members(
     return Members(clients, count, parts.names, pools, train.counts.tolist(), few), train
 
 
-def _shared(public: Public, on_train: Examples, setup: Setup, parts: Partition) -> PublicRows:
+def _shared(public: Public, on_train: Examples, recipe: Recipe, parts: Partition) -> PublicRows:
     """Return the public rows as models see them."""
-    rows = public.seen(on_train, setup.data.public)
-    return PublicRows(rows, public.labelled, client_of(setup, parts))
+    rows = public.seen(on_train, recipe.data.public)
+    return PublicRows(rows, public.labelled, client_of(recipe, parts))
 
 
 def _held_out(

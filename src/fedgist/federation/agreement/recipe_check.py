@@ -43,18 +43,19 @@ def as_federated(recipe: Recipe) -> Recipe:
 
 def check_setup(setup: Setup) -> None:
     """Raise RecipeError if a federation cannot honour a setting."""
-    _refuse({**_of_data(setup), **_of_clients(setup), **_of_evaluation(setup)})
+    recipe = setup.recipe
+    _refuse({**_of_data(recipe), **_of_clients(recipe), **_of_evaluation(recipe)})
     if setup.method.merges_clients:
         raise RecipeError(
-            f"method {setup.method_name} merges all clients' rows, which sites keep to themselves"
+            f"method {recipe.method.name} merges all clients' rows, which sites keep to themselves"
         )
-    given = setup.objective.options
-    if setup.objective.name == "regression" and not (given.get("mean") and given.get("std")):
+    given = recipe.objective.options
+    if recipe.objective.name == "regression" and not (given.get("mean") and given.get("std")):
         raise RecipeError(
             "objective.mean and objective.std are missing: the numbers to predict are never "
             "together in a federation"
         )
-    _check_privacy(setup)
+    _check_privacy(recipe)
 
 
 def _refuse(problems: Mapping[str, tuple[bool, str]]) -> None:
@@ -63,13 +64,16 @@ def _refuse(problems: Mapping[str, tuple[bool, str]]) -> None:
             raise RecipeError(f"{key} cannot be used in a federation: {reason}")
 
 
-def _of_data(setup: Setup) -> dict[str, tuple[bool, str]]:
-    data, public = setup.data, setup.data.public
+def _of_data(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+    data, public = recipe.data, recipe.data.public
     problems = {
         "data.train_rows": (data.train_rows is not None, "a site uses all rows that it names"),
         f"data.held_out = {data.held_out}": (bool(data.held_out), OWN_ROWS),
         "data.words": (data.words is not None, NO_TEXTS),
-        f"objective.name = {setup.objective.name!r}": (setup.objective.name in OF_TEXTS, NO_TEXTS),
+        f"objective.name = {recipe.objective.name!r}": (
+            recipe.objective.name in OF_TEXTS,
+            NO_TEXTS,
+        ),
     }
     if public is not None:
         rows = "public rows come from a named source: state data.public.name"
@@ -79,8 +83,8 @@ def _of_data(setup: Setup) -> dict[str, tuple[bool, str]]:
     return problems
 
 
-def _of_clients(setup: Setup) -> dict[str, tuple[bool, str]]:
-    clients = setup.clients
+def _of_clients(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+    clients = recipe.clients
     online = "the sites that are connected take part"
     problems = {
         f"clients.availability = {shown(clients.availability)}": (
@@ -91,20 +95,20 @@ def _of_clients(setup: Setup) -> dict[str, tuple[bool, str]]:
             clients.delay > 0,
             "replies are as late as they are",
         ),
-        f"engine.name = {setup.engine.name!r}": (
-            setup.engine.name != "local",
+        f"engine.name = {recipe.engine.name!r}": (
+            recipe.engine.name != "local",
             "the engine is the network; leave it out",
         ),
     }
-    if setup.facts is not None and setup.facts.feature_width is not None:
+    if recipe.facts is not None and recipe.facts.feature_width is not None:
         private = "facts.feature_width says that each site has a private model: leave it out"
         problems["clients.architectures"] = (bool(clients.architectures), private)
         problems["clients.pools"] = (bool(clients.pools), private)
     return problems
 
 
-def _of_evaluation(setup: Setup) -> dict[str, tuple[bool, str]]:
-    section = setup.evaluate
+def _of_evaluation(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+    section = recipe.evaluate
     return {
         f"evaluate.on = {section.on!r}": (section.on != "client", f"{OWN_ROWS}: use 'client'"),
         f"evaluate.probe = {section.probe!r}": (section.probe != "none", OWN_ROWS),
@@ -117,8 +121,8 @@ def _of_evaluation(setup: Setup) -> dict[str, tuple[bool, str]]:
     }
 
 
-def _check_privacy(setup: Setup) -> None:
-    privacy = setup.privacy
+def _check_privacy(recipe: Recipe) -> None:
+    privacy = recipe.privacy
     if privacy.unit == "none":
         return
     if privacy.noise != "system":
@@ -126,7 +130,7 @@ def _check_privacy(setup: Setup) -> None:
             f"privacy.noise = {privacy.noise!r}: in a federation whoever knows the seed could "
             "subtract the noise: use 'system'"
         )
-    if setup.clients.max_rows is None:
+    if recipe.clients.max_rows is None:
         raise RecipeError(
             "privacy needs clients.max_rows in a federation: the largest number of rows of a site, "
             "which the noise depends on, and which is public"

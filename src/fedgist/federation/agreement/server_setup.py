@@ -52,10 +52,10 @@ def server_context(
     check_method_reads(setup.method, objective)
     models, members = _models_and_members(setup, facts, objective, places(setup, names))
     public = public_rows(setup, facts)
-    task = task_of(setup, facts, objective, models, members, {}, public)
+    task = task_of(setup.recipe, facts, objective, models, members, {}, public)
     if PRIVATE in task.architectures:
         _check_shares_heads_alone(setup, task)
-    holds_out = setup.data.validation > 0
+    holds_out = setup.recipe.data.validation > 0
     side = server_of(
         setup, facts, task, models, members, holds_out=holds_out, simulated=False, say=say
     )
@@ -80,13 +80,13 @@ def _models_and_members(
     sizes = Sizes.of(facts, objective)
     models = _outlines(setup, sizes) if setup.private_width else Models.of(setup, sizes, names)
     clients, pools = clients_of(setup, models.groups, len(names), names)
-    counts = [setup.clients.max_rows or 1] * len(clients)
+    counts = [setup.recipe.clients.max_rows or 1] * len(clients)
     return models, Members(clients, len(names), tuple(names), pools, counts)
 
 
 def public_rows(setup: Setup, facts: DataFacts) -> PublicRows | None:
     """Return the public rows that a recipe names, as models see them; None without public rows."""
-    section = setup.data.public
+    section = setup.recipe.data.public
     if section is None:
         return None
     public = public_source(setup, section, facts)
@@ -102,7 +102,7 @@ def _outlines(setup: Setup, sizes: Sizes) -> Models:
     outline = Outline(PRIVATE, shape, outputs, width, projects=sizes.projects)
     arch = outline.architecture()
     group = ClientGroup(lambda: arch.module)
-    start = arch.start(int(random.key(setup.seed, "start", PRIVATE)))
+    start = arch.start(int(random.key(setup.recipe.seed, "start", PRIVATE)))
     return Models({PRIVATE: group}, {PRIVATE: arch}, {PRIVATE: start})
 
 
@@ -127,8 +127,9 @@ def _check_shares_heads_alone(setup: Setup, task: Task) -> None:
         same = False
     if not same:
         raise RecipeError(
-            f"facts.feature_width = {width}: sites cannot have private models, because method "
-            f"{setup.method_name} shares more than heads: state [model] or clients.architectures"
+            f"facts.feature_width = {width}: sites cannot have private models, because "
+            f"method {setup.recipe.method.name} shares more than heads: state [model] or "
+            "clients.architectures"
         )
 
 

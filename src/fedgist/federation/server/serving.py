@@ -246,7 +246,7 @@ def _run_of(
     patience = Patience(
         section.deadline_s,
         section.first_deadline_s,
-        max(least, side.setup.privacy.min_replies),
+        max(least, side.setup.recipe.privacy.min_replies),
         section.most_attempts,
     )
     remote = RemoteEngine(side.method, wire, run=run, patience=patience)
@@ -295,10 +295,10 @@ def _side(recipe: Recipe, state: RunStateFile, observer: Observer) -> ServerCont
     side = server_context(setup, state.state.names, observer.note)
     notes = list(side.notes)
     if setup.private_width is None:  # an outline has no body to try the method on
-        server, key = start_server(side), random.key(setup.seed).to(setup.device)
+        server, key = start_server(side), random.key(setup.recipe.seed).to(setup.device)
         notes += check_method(side.method, side.task, server, key)
         check_loss_settings(side.method, side.task, server, key)
-    threads = setup.engine.server_threads
+    threads = setup.recipe.engine.server_threads
     count = default_workers(setup.device) if threads == "auto" else threads
     return replace(side, notes=tuple(notes), server_threads=count)
 

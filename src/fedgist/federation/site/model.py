@@ -64,11 +64,11 @@ def _alone(part: SitePart, site: SiteFile) -> Recipe:
     The run's privacy is not repeated in it: nothing is released by a model that stays here. But a
     model that is exported may leave, so that usual ranges are then stated or none.
     """
-    text, client = part.side.setup.text, part.population.clients[0]
+    text, client = part.side.setup.recipe, part.population.clients[0]
     tables = _own_models(text, client.architectures, site)
     clients = {"num_clients": 1, "init": text.clients.init, **tables}
     built = next(iter(tables.values()), part.side.task.architectures)
-    data = data_section(part.side.setup, site)
+    data = data_section(part.side.setup.recipe, site)
     if text.privacy.unit != "none" and data.ranges is None:
         data = data.model_copy(update={"ranges": {}})
     return text.changed(

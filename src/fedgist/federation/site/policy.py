@@ -95,8 +95,9 @@ def digest_of_settings(recipe: Recipe) -> str:
 
 def check_run(setup: Setup, site: SiteFile) -> None:
     """Raise SiteError if the site's policy does not allow a run."""
+    recipe = setup.recipe
     check_setup(setup)
-    policy, rounds, privacy = site.policy, setup.train.num_rounds, setup.privacy
+    policy, rounds, privacy = site.policy, recipe.train.num_rounds, recipe.privacy
     if policy.most_rounds is not None and rounds > policy.most_rounds:
         raise SiteError(
             f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds",
@@ -106,14 +107,14 @@ def check_run(setup: Setup, site: SiteFile) -> None:
     if privacy.unit == "record" and policy.least_rows > 1:
         raise SiteError(f"{site.file}: {LEAST_ROWS_TELL}", "policy", "least_rows")
     if policy.epsilon is not None:
-        _check_budget(setup, site)
+        _check_budget(recipe, site)
     if privacy.unit != "none":
-        _check_declared(setup, site)
+        _check_declared(recipe, site)
 
 
-def _check_budget(setup: Setup, site: SiteFile) -> None:
+def _check_budget(recipe: Recipe, site: SiteFile) -> None:
     """Raise SiteError if a run does not fit the site's privacy budget, whatever is spent of it."""
-    policy, privacy = site.policy, setup.privacy
+    policy, privacy = site.policy, recipe.privacy
     budget = f"{site.file}: policy.epsilon = {policy.epsilon:g}"
     if privacy.unit == "none":
         raise SiteError(
@@ -135,12 +136,12 @@ def _check_budget(setup: Setup, site: SiteFile) -> None:
         )
 
 
-def _check_declared(setup: Setup, site: SiteFile) -> None:
+def _check_declared(recipe: Recipe, site: SiteFile) -> None:
     """Raise SiteError if a private run states other facts than the site's owner declares.
 
     The rows are not asked: whether a plan is refused would tell what they hold.
     """
-    declared, stated = declared_rows(site), setup.clients.max_rows
+    declared, stated = declared_rows(site), recipe.clients.max_rows
     if declared is None:
         raise SiteError(
             f"{site.file}: policy.max_rows is missing: a private run needs the largest number of "
@@ -155,9 +156,9 @@ def _check_declared(setup: Setup, site: SiteFile) -> None:
             "policy",
             "max_rows",
         )
-    columns = {} if setup.facts is None else setup.facts.columns
+    columns = {} if recipe.facts is None else recipe.facts.columns
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in columns.items()}
-    pairs = {"classes": list(setup.data.classes), "columns": plain}
+    pairs = {"classes": list(recipe.data.classes), "columns": plain}
     for key, value in pairs.items():
         own = site.table.data.options.get(key, value)
         if own != value:

@@ -99,8 +99,10 @@ def _rows_in_all(site: SiteFile) -> int:
         data = plain_data(site)
     else:
         setup = setup_at_site(read(site.file.parent / site.policy.recipe), site)
-        section, code = data_section(setup, site), setup.engine.code_folder
-        data = read_data(section, setup.seed, root=site.data_root, target=setup.labels, code=code)
+        section, code = data_section(setup.recipe, site), setup.recipe.engine.code_folder
+        data = read_data(
+            section, setup.recipe.seed, root=site.data_root, target=setup.labels, code=code
+        )
     return len(data.y) + len(data.y_test)
 
 
@@ -162,7 +164,7 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
     data = part.data
     models = ", ".join(part.population.clients[0].architectures)
     models = models if site.model is None else f"{site.model.name}, which stays here"
-    delta = part.side.setup.privacy.delta
+    delta = part.side.setup.recipe.privacy.delta
     return [
         *_about_delta(site, data, "policy.delta", site.policy.delta),
         *([] if delta is None else _about_delta(site, data, "privacy.delta", delta)),

@@ -94,12 +94,12 @@ def site_part(
     setup = setup_at_site(recipe, site)
     check_size(setup, site, names)
     side = server_context(setup, names, say)
-    with rows_stay_home(setup):
+    with rows_stay_home(setup.recipe):
         data, left_out = _rows(setup, site, secret, say)
         population = _population(setup, side, data, number, secret)
-        check_rows(setup.privacy, data, population.train, population.validation)
-    private = setup.privacy.unit != "none"
-    most = setup.clients.max_rows if private else len(population.train[0])
+        check_rows(setup.recipe.privacy, data, population.train, population.validation)
+    private = setup.recipe.privacy.unit != "none"
+    most = setup.recipe.clients.max_rows if private else len(population.train[0])
     check_steps(side, number, most or 0, site)
     client = side.clients[number]
     task = task_of_site(_with_private_model(setup, side.task, site, secret), client.architectures)
@@ -108,11 +108,11 @@ def site_part(
         source = f"{site.file}: settings"
         own = {number: settings_in(site.table.settings, number, side.method, task, source)}
     settings = HostSettings(
-        seed=setup.seed,
-        own_start=setup.clients.init == "own",
+        seed=setup.recipe.seed,
+        own_start=setup.recipe.clients.init == "own",
         device=setup.device,
-        share_measurements=setup.privacy.share_measurements and site.policy.shares_scores,
-        trained_every=setup.evaluate.trained_every,
+        share_measurements=setup.recipe.privacy.share_measurements and site.policy.shares_scores,
+        trained_every=setup.recipe.evaluate.trained_every,
         own=own,
     )
     part = SitePart(side, task, population, settings, data, left_out)
@@ -121,12 +121,12 @@ def site_part(
 
 
 @contextlib.contextmanager
-def rows_stay_home(setup: Setup) -> Iterator[None]:
+def rows_stay_home(recipe: Recipe) -> Iterator[None]:
     """Inside this context, under privacy, an error is the owner's: what it tells, rows decided."""
     try:
         yield
     except Exception as error:
-        if setup.privacy.unit == "none":
+        if recipe.privacy.unit == "none":
             raise
         raise OwnerError(first_line(error)) from error
 
@@ -135,16 +135,17 @@ def _rows(
     setup: Setup, site: SiteFile, secret: int, say: Callable[[str], None]
 ) -> tuple[Dataset, tuple[str, ...]]:
     """Return the rows that the policy allows, and sentences about the others."""
-    private = setup.privacy.unit != "none"
+    recipe = setup.recipe
+    private = recipe.privacy.unit != "none"
     data = read_data(
-        data_section(setup, site),
-        setup.seed,
+        data_section(recipe, site),
+        recipe.seed,
         root=site.data_root,
         target=setup.labels,
-        code=setup.engine.code_folder,
-        secret=secret if setup.privacy.unit == "record" else None,
+        code=recipe.engine.code_folder,
+        secret=secret if recipe.privacy.unit == "record" else None,
         unlisted="none" if private else "refuse",
-        private=setup.privacy.unit != "none",
+        private=recipe.privacy.unit != "none",
     )
     for note in (*data.how_read, *data.notes):
         say(note)
@@ -162,10 +163,10 @@ def try_training(part: SitePart) -> None:
         If the model cannot be trained on this site's rows and device.
     """
     side, client = part.side, part.population.clients[0]
-    size = max(LEAST_ROWS, part.side.setup.train.batch_size)
+    size = max(LEAST_ROWS, part.side.setup.recipe.train.batch_size)
     few = replace(part.population, train=Rows.of([part.population.train[0][:size]]))
     plans = dict.fromkeys(part.task.architectures, Plan(1, stack=False))
-    with rows_stay_home(side.setup):
+    with rows_stay_home(side.setup.recipe):
         try:
             host = ClientHost(side.method, part.task, few, part.settings, plans)
             for architecture in client.architectures:
@@ -288,7 +289,7 @@ def would_leave(part: SitePart) -> list[str]:
 
 def _uploads(part: SitePart) -> Iterator[tuple[Context, Form]]:
     """Yield the form of the upload of each stage and architecture."""
-    client, key = part.population.clients[0], random.key(part.side.setup.seed)
+    client, key = part.population.clients[0], random.key(part.side.setup.recipe.seed)
     for architecture in client.architectures:
         order = Order(client.id, architecture)
         for ctx, down in _downloads(part, key, order, all_stages=True):
@@ -323,23 +324,24 @@ def setup_at_site(recipe: Recipe, site: SiteFile) -> Setup:
     return resolve(here, Overrides(root=site.data_root))
 
 
-def data_section(setup: Setup, site: SiteFile) -> Data:
+def data_section(recipe: Recipe, site: SiteFile) -> Data:
     """Return the section ``[data]`` that reads the site's rows as the recipe declares."""
-    options, facts = dict(site.data_options), setup.facts
+    options, facts = dict(site.data_options), recipe.facts
     if site.table.data.name == TABLE and facts is not None and facts.columns:
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in facts.columns.items()}
         options.setdefault("columns", plain)
-    shared = {key: getattr(setup.data, key) for key in Data.model_fields}
+    shared = {key: getattr(recipe.data, key) for key in Data.model_fields}
     section = Data.model_validate({**shared, "name": site.table.data.name, **options})
     with modules_from(site.code_folder):
-        return with_checked_options(setup.text.changed({"data": section})).data
+        return with_checked_options(recipe.changed({"data": section})).data
 
 
 def _population(
     setup: Setup, side: ServerContext, data: Dataset, number: int, secret: int
 ) -> Population:
     """Return the site's rows as a population of one client."""
-    most = setup.clients.max_rows
+    recipe = setup.recipe
+    most = recipe.clients.max_rows
     if most is not None and len(data.y) > most:
         raise SiteError(
             f"{data.name} has {len(data.y)} training rows; the recipe states clients.max_rows = "
@@ -348,15 +350,15 @@ def _population(
     nets = [side.task.architectures[name] for name in side.clients[number].architectures]
     if len(data.y) < least_rows(side.task.objective, nets):
         raise SiteError(f"{data.name} has fewer than {LEAST_ROWS} rows, too few to train on")
-    key, share = random.key(setup.seed, "partition"), setup.data.validation
-    draw = validation_draw(data, secret) if setup.privacy.unit == "record" else None
+    key, share = random.key(recipe.seed, "partition"), recipe.data.validation
+    draw = validation_draw(data, secret) if recipe.privacy.unit == "record" else None
     rows = [torch.arange(len(data.y))]
     train, validation = hold_out(rows, share, key, draw, first=number)
-    if setup.data.normalize == "client":
+    if recipe.data.normalize == "client":
         mean, std = own_moments(data, train[0])
         data = replace(data, mean=mean, std=std)
     views = side.task.objective.views
-    on_train, on_test = examples(data, setup.data.augment, setup.device, views)
+    on_train, on_test = examples(data, recipe.data.augment, setup.device, views)
     on_train = with_fates(setup, data, on_train, train, secret)
     test = Rows.of([torch.arange(len(data.y_test))])
     return Population((side.clients[number],), on_train, on_test, train, validation, test)

@@ -103,7 +103,7 @@ class Live(Observer):
         self.progress.console.print(words(title(server, folder)))
         self.progress.console.print(words(f"data: {server.data_summary}", "dim"))
         self.sent, self.score = _sent_before(folder, done), "-"
-        self.name = printable(server.setup.method_name)
+        self.name = printable(server.setup.recipe.method.name)
         self.column, self.measure = main_column(server)
         self.progress.reset(
             self.bar,
@@ -172,7 +172,7 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
 def main_column(server: ServerContext) -> tuple[str, Metric]:
     """Return the column of the objective's first metric, and this metric."""
     metric = server.task.objective.metrics[0]
-    if server.setup.evaluate.on != "global":
+    if server.setup.recipe.evaluate.on != "global":
         return over_clients("client", metric.name), metric
     alone = len(server.task.architectures) == 1
     return of_all(metric.name) if alone else over_models(metric.name), metric
@@ -186,7 +186,7 @@ def title(server: ServerContext, folder: str) -> str:
         f"{name} (projected to {arch.feature_width} features)" if arch.projected else name
         for name, arch in server.task.architectures.items()
     )
-    method, seed = server.setup.method_name, server.setup.seed
+    method, seed = server.setup.recipe.method.name, server.setup.recipe.seed
     return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{suffix}"
 
 

@@ -104,7 +104,7 @@ PROBES: Mapping[str, Callable[[Encoded, int], float]] = MappingProxyType(
 
 def probe_of(world: World, engine: Engine) -> Callable[[ServerRun], tuple[Line, list[Line]]] | None:
     """Return the function that probes models during a run, if its recipe asks for it."""
-    settings = world.server.setup.evaluate
+    settings = world.server.setup.recipe.evaluate
     if settings.probe == "none":
         return None
     check_probes(world)
@@ -127,7 +127,7 @@ def evaluated(world: World, kinds: Sequence[str], federation: ServerRun) -> tupl
     nets = [[task.architectures[name] for name in c.architectures] for c in population.clients]
     few = clients_with_too_few_rows(population.train, task.objective, nets)
     everybody = [c.id for c in federation.side.clients if world.population.place[c.id] not in few]
-    clients = [] if world.server.setup.evaluate.on == "global" else everybody
+    clients = [] if world.server.setup.recipe.evaluate.on == "global" else everybody
     accuracies = [values for _, values in probed(federation, world, clients, kinds)]
     ctx = federation.context(EVALUATE)
     names = list(federation.method.models(federation.server, ctx) or {})
@@ -190,7 +190,7 @@ def probed(
     ``starts``, bodies as they were before any training follow, one for each architecture.
     """
     check_probes(world)
-    seed, names = world.server.setup.seed, world.partition.names
+    seed, names = world.server.setup.recipe.seed, world.partition.names
     nets = zip(clients, client_nets(federation, clients), strict=True)
     named = ((names[i] if names else str(i), net) for i, net in nets)
     done: list[tuple[Net, dict[str, float]]] = []

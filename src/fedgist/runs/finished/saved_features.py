@@ -29,7 +29,7 @@ def save(federation: ServerRun, world: World, path: Path) -> None:
     classes).
     """
     population = world.population
-    most = federation.side.setup.evaluate.save_features
+    most = federation.side.setup.recipe.evaluate.save_features
     tested = [client for client in range(len(population.test)) if len(population.test[client])]
     nets = client_nets(federation, tested)
     features, owners, labels, heads = [], [], [], list[tuple[Tensor, Tensor | None]]()

@@ -211,7 +211,7 @@ def trained_model(federation: ServerRun, world: World, who: int | str) -> Client
     net = server_net(federation, world, who)
     if net is None:
         return client_model(federation, world, who)
-    if world.server.setup.data.normalize == "client":
+    if world.server.setup.recipe.data.normalize == "client":
         raise RecipeError(
             f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
         )
@@ -250,7 +250,9 @@ def client_model(federation: ServerRun, world: World, client: int | str) -> Clie
     down = federation.download(order, ctx)
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
-    data = data_of_client(world.server.setup.data.normalize, world.data, world.partition, number)
+    data = data_of_client(
+        world.server.setup.recipe.data.normalize, world.data, world.partition, number
+    )
     at_client = replace(ctx, architecture=order.architecture)
     described = _with_ranges(world, data)
     return ClientModel(method, cpu.net, cpu.own, down, at_client, described)
@@ -262,9 +264,10 @@ def _with_ranges(world: World, data: Dataset) -> Dataset:
     They are stated, or measured on the training rows of all clients without privacy.
     """
     setup = world.server.setup
-    if setup.data.ranges is not None:
-        columns = with_stated_ranges(data.columns, setup.data.ranges, data.name)
-    elif setup.privacy.unit == "none" and data.columns:
+    recipe = setup.recipe
+    if recipe.data.ranges is not None:
+        columns = with_stated_ranges(data.columns, recipe.data.ranges, data.name)
+    elif recipe.privacy.unit == "none" and data.columns:
         rows = world.partition.train.rows
         few = data.inputs[rows[sample_of(len(rows), _MOST)]]
         columns = with_measured_ranges(data.columns, torch.cat(list(pieces_of(few))))
