@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedgist.errors import RecipeError, did_you_mean, shown
@@ -23,6 +23,7 @@ from fedgist.errors import RecipeError, did_you_mean, shown
 Options = dict[str, Any]  # values by the options' names
 Section = TypeVar("Section", bound=BaseModel)
 LARGEST_INT = 2**63 - 1  # the largest whole number in TOML, and in torch
+CLOSED = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)  # no keys but the fields
 DEEPEST = 32  # maximal depth of nested tables
 _WORDS = {
     "int": "a whole number",

@@ -202,10 +202,12 @@ def cohort_of(trials: Trials, method: Method, ctx: Context) -> Cohort:
 
 def asked(ctx: Context, trials: Trials, key: Tensor, rate: float) -> Tensor:
     """In which trials the client is asked, 1 or 0: as many clients of one draw, each by itself."""
-    training = replace(ctx.task.training, sampling="poisson", fraction_train=rate)
+    drawing = {"sampling": "poisson", "fraction_train": rate}
+    training = ctx.task.training.model_copy(update=drawing)
+    task = replace(ctx.task, training=training, num_clients=trials.count)
     clients = [ClientInfo(number, ("mlp",)) for number in range(trials.count)]
     source: Source = "system" if trials.system else "seed"
-    orders = drawn_clients(clients, training, trials.count, random.fold(key, "select"), source)
+    orders = drawn_clients(clients, task, random.fold(key, "select"), source)
     there = torch.zeros(trials.count)
     there[[order.client for order in orders]] = 1.0
     return there

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from fedgist.cli.main import app
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.cli.value_origins import with_origins
+from fedgist.core.training import Training
 from fedgist.errors import InputError, shown
 from fedgist.recipe.reading import flat, read_toml
-from fedgist.recipe.training_section import TrainSection
 
 DEMO = {
     key: value
@@ -39,7 +39,7 @@ def test_each_value_of_a_recipe_is_named_unless_it_was_typed(key: str, form: str
 def test_defaults_and_a_methods_own_table_have_their_words(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text("[methods.fedavg]\nx = 3\n[methods.fedavg.train]\nlr = 0.5\n")
-    rounds = f"train.num_rounds = {TrainSection().num_rounds}"
+    rounds = f"train.num_rounds = {Training().num_rounds}"
     text = f"train.lr = 0.5, method.x = 3 and {rounds} differ"
     of = f"(of the recipe {own})"
     assert with_origins(text, str(own), []).startswith(

@@ -16,7 +16,6 @@ from fedgist.core.nets.parts import Part
 from fedgist.core.objectives.classes import Classes
 from fedgist.core.random import key
 from fedgist.core.replies import Subtotal, gather
-from fedgist.core.training import Optimizer
 from fedgist.methods.common.averaging import Averages, Averaging, Weighted, Weights
 
 ROWS = (7.0, 1.0, 30.0, 4.0)
@@ -101,7 +100,7 @@ def test_only_the_part_asked_for_is_sent() -> None:
     head = weighted(start_net, Count(torch.tensor(2.0)), "head")
     assert names(head.arrays) == {"2.weight", "2.bias"}
     torch.testing.assert_close(head.arrays["2.weight"], 2 * start_net.params["2.weight"])
-    training = Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3))
+    training = Training(num_rounds=1, batch_size=8)
     ctx = Context(
         key(0),
         Task((2,), 2, 1, {"one": start_net.arch}, {"one": start_net}, training, Classes(2)),

@@ -26,7 +26,6 @@ from fedgist.core.method import (
 )
 from fedgist.core.objectives.classes import Classes
 from fedgist.core.replies import Subtotal, gather
-from fedgist.core.training import Optimizer
 from fedgist.errors import TooFewRepliesError
 
 
@@ -108,7 +107,7 @@ def test_nobody_has_no_total() -> None:
 
 
 def context(clients: int, fraction: float, key: torch.Tensor) -> Context:
-    training = Training(1, fraction, 1, 8, Optimizer("adam", lr=1e-3))
+    training = Training(num_rounds=1, batch_size=8, fraction_train=fraction)
     return Context(key, Task((4,), 3, clients, {}, {}, training, Classes(3)), 1, "train")
 
 

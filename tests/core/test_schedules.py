@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler as of_torch
 
-from fedgist.core.training import Schedule
+from fedgist.core.training import SCHEDULE_OPTIONS, Schedule
 
 LR, ROUNDS = 0.2, 12
 FALLS = [("constant", 0), ("step", 0), ("linear", 1), ("cosine", 1)]
@@ -21,13 +21,13 @@ def rates(schedule: Schedule) -> list[float]:
     if w:
         parts.append(of_torch.LinearLR(optimizer, start_factor=1 / (w + 1), total_iters=w))
     if schedule.name == "step":
-        size, gamma = schedule.step_rounds, schedule.step_factor
+        size, gamma = schedule.step_rounds or 0, schedule.step_factor or 0.0
         parts.append(of_torch.StepLR(optimizer, size, gamma=gamma))
     elif schedule.name == "cosine":
-        least = schedule.min_factor * LR
+        least = (schedule.min_factor or 0.0) * LR
         parts.append(of_torch.CosineAnnealingLR(optimizer, ROUNDS - w, eta_min=least))
     elif schedule.name == "linear":
-        least = schedule.min_factor
+        least = schedule.min_factor or 0.0
         parts.append(of_torch.LinearLR(optimizer, 1.0, least, total_iters=ROUNDS - w))
     else:
         parts.append(of_torch.ConstantLR(optimizer, factor=1.0))
@@ -67,7 +67,8 @@ def test_every_schedule_is_that_of_torch_with_a_round_in_place_of_a_step(
 
 @pytest.mark.parametrize(("name", "depends"), FALLS)
 def test_what_falls_until_the_end_depends_on_the_number_of_rounds(name: str, depends: int) -> None:
-    schedule = Schedule(name, warmup_rounds=2, step_rounds=2)  # type: ignore[arg-type]
+    step = {"step_rounds": 2} if name == "step" else {}
+    schedule = Schedule(name=name, warmup_rounds=2, **step)  # type: ignore[arg-type]
     short, long = ([schedule.factor(r, total) for r in range(1, 7)] for total in (6, 9))
     assert (short != long) == bool(depends)
 
@@ -83,7 +84,9 @@ def test_a_factor_is_a_share_that_rises_in_the_warmup_and_never_after(
     name: str, total: int, warmup: float, step_rounds: int, shares: tuple[float, float]
 ) -> None:
     w = int(warmup * total)
-    schedule = Schedule(name, w, step_rounds, *shares)  # type: ignore[arg-type]
+    options = {"step_rounds": step_rounds, "step_factor": shares[0], "min_factor": shares[1]}
+    read = {key: options[key] for key in SCHEDULE_OPTIONS[name]}  # type: ignore[index]
+    schedule = Schedule(name=name, warmup_rounds=w, **read)  # type: ignore[arg-type]
     factors = [schedule.factor(number, total) for number in range(1, total + 1)]
     assert all(0 <= factor <= 1 for factor in factors)
     assert factors[: w + 1] == sorted(set(factors[: w + 1]))

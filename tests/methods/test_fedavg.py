@@ -10,7 +10,6 @@ from fedgist.core.method import Context, Count, Order, Replies, Task, Training
 from fedgist.core.nets.net import Architecture, Net, split_head
 from fedgist.core.objectives.classes import Classes
 from fedgist.core.replies import Subtotal, gather
-from fedgist.core.training import Optimizer
 from fedgist.core.tree import map_leaves
 from fedgist.methods.common.averaging import Weighted
 from fedgist.methods.fedavg import FedAvg
@@ -21,7 +20,7 @@ B = split_head(lambda: MODELS["logistic"]((4,), 3), (4,), 3, name="b")
 ORDERS = {name: Order(0, name) for name in "ab"}
 
 
-TRAINING = Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3))
+TRAINING = Training(num_rounds=1, batch_size=8)
 
 
 def replies(total: Weighted, clients: int) -> Replies:

@@ -14,7 +14,6 @@ from fedgist.core import random
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.nets.net import split_head
 from fedgist.core.objectives.classes import Classes
-from fedgist.core.training import Optimizer
 from fedgist.engines.plans.plan import Plan
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.feddbe import Bias, Common, FeatureSum, FedDBE
@@ -103,7 +102,7 @@ START = ARCH.start(1)
 X = random.normal(random.key(0), (6, 4))
 Y = random.integers(random.key(1), (6,), 3)
 CONSENSUS = FeatureSum(torch.arange(5.0), torch.tensor(10.0))
-TASK = Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3)), Classes(3))
+TASK = Task((4,), 3, 1, {}, {}, Training(num_rounds=1, batch_size=8), Classes(3))
 CTX = Context(random.key(0), TASK, 1, "train")
 
 

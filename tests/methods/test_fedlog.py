@@ -24,7 +24,6 @@ from fedgist.core.nets.net import Architecture, split_head
 from fedgist.core.objectives.classes import Classes
 from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Replies, Reply, Subtotal, gather
-from fedgist.core.training import Optimizer
 from fedgist.core.tree import named
 from fedgist.errors import InputError, MethodError
 from fedgist.methods.common.conjugate_head import (
@@ -231,7 +230,7 @@ def test_omega_of_nothing_is_zero() -> None:
 def make(
     method: FedLog | FedLogC, arch: Architecture, stage: str = "train", number: int = 1
 ) -> Context:
-    training = Training(2, 1.0, 1, 8, Optimizer("adam", lr=1e-3))
+    training = Training(num_rounds=2, batch_size=8)
     task = Task(
         arch.input_shape,
         arch.num_classes,
@@ -427,7 +426,7 @@ def test_a_client_that_answers_with_two_models_is_one_client_of_the_share() -> N
 def test_drawing_by_chance_is_no_secret_without_central_noise() -> None:
     method = FedLog(memory="auto")
     ctx = memory_context(method, clients=2, fraction=1.0)
-    drawn = replace(ctx.task.training, sampling="poisson")
+    drawn = ctx.task.training.model_copy(update={"sampling": "poisson"})
     ctx = replace(ctx, task=replace(ctx.task, training=drawn))
     server = method.server_update(method.init_server(ctx), answered({0: some_sums(0)}), ctx)
     server = method.server_update(server, answered({1: some_sums(1)}), ctx)
@@ -485,7 +484,7 @@ def test_single_uploads_are_refused_where_only_totals_may_be_seen() -> None:
 
 def memory_context(method: FedLog | FedLogC, clients: int, fraction: float = 1.0) -> Context:
     ctx = make(method, TOY)
-    training = replace(ctx.task.training, fraction_train=fraction)
+    training = ctx.task.training.model_copy(update={"fraction_train": fraction})
     return replace(ctx, task=replace(ctx.task, num_clients=clients, training=training))
 
 
@@ -512,7 +511,7 @@ def test_the_expected_share_discounts_where_it_is_a_secret_who_was_drawn() -> No
     # rejects the number that answered, which noise is there to hide, and the share of those asked
     method: Any = FedLog()
     ctx = memory_context(method, clients=4, fraction=0.25)
-    secret = replace(ctx.task.training, sampling="poisson")
+    secret = ctx.task.training.model_copy(update={"sampling": "poisson"})
     hidden = Privacy("client", "central", 1.0, 0.0)
     ctx = replace(ctx, task=replace(ctx.task, training=secret, privacy=hidden))
     server = method.server_update(method.init_server(ctx), answered({0: some_sums(0, 1)}), ctx)

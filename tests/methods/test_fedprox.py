@@ -15,7 +15,6 @@ from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.nets.net import split_head
 from fedgist.core.objectives.classes import Classes
-from fedgist.core.training import Optimizer
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.fedprox import FedProx
 from fedgist.models import MODELS
@@ -30,7 +29,7 @@ Y = random.integers(random.key(1), (ROWS,), 3)
 MASK = torch.arange(ROWS) < 9
 CTX = Context(
     random.key(0),
-    Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3)), Classes(3)),
+    Task((4,), 3, 1, {}, {}, Training(num_rounds=1, batch_size=8), Classes(3)),
     1,
     "train",
 )

@@ -15,7 +15,6 @@ import fedgist
 from fedgist.core.method import Context, Method, Part, Phase, Task, Training
 from fedgist.core.nets.net import split_head
 from fedgist.core.objectives.classes import Classes
-from fedgist.core.training import Optimizer
 from fedgist.errors import MethodError, RecipeError
 from fedgist.methods.fedper import FedPer
 from fedgist.methods.fedrep import FedRep
@@ -142,7 +141,7 @@ def test_a_layer_with_a_bias_and_one_without_are_not_averaged() -> None:
     nets = {"full": nn.Linear(4, 3), "bare": nn.Linear(4, 3, bias=False)}
     archs = {name: split_head(partial(nn.Sequential, net), (4,), 3) for name, net in nets.items()}
     starts = {name: arch.start(0) for name, arch in archs.items()}
-    training = Training(1, 1.0, 1, 8, Optimizer("adam", lr=1e-3))
+    training = Training(num_rounds=1, batch_size=8)
     task = Task((4,), 3, 2, archs, starts, training, Classes(3))
     with pytest.raises(MethodError, match=r"'1\.bias' is \[3\] in full, missing in bare$"):
         LGFedAvg().check(task)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from fedgist.core.training import Schedule
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make, read
-from fedgist.recipe.training_section import training_of
+from fedgist.recipe.resolve import resolve
+from fedgist.world.world import make_world
 
 
 @pytest.mark.parametrize(
@@ -54,18 +53,18 @@ def test_a_warmup_that_never_ends_is_refused() -> None:
     # a table of one method may hold a part of what [train] says, so the whole is looked at
     recipe = make({"train": {"num_rounds": 4, "lr_schedule": {"warmup_rounds": 4}}})
     with pytest.raises(RecipeError, match=r"warmup_rounds = 4 leaves none of train.num_rounds = 4"):
-        training_of(recipe.train)
+        make_world(resolve(recipe))
 
 
 def test_a_schedule_is_a_name_or_a_table_and_another_layer_replaces_it_whole() -> None:
     cosine = {"name": "cosine", "warmup_rounds": 2, "min_factor": 0.1}
     raw = {"train": {"lr_schedule": cosine}, "methods": {"fedavg": {"train": {}}}}
     raw["methods"]["fedavg"]["train"] = {"lr_schedule": "step"}  # type: ignore[index]
-    assert training_of(make(raw).train).schedule == Schedule("cosine", 2, min_factor=0.1)
-    assert training_of(make(raw, ["method.name=fedavg"]).train).schedule == Schedule("step")
-    assert training_of(make(raw, ["train.lr_schedule=constant"]).train).schedule == Schedule()
+    assert make(raw).train.lr_schedule == Schedule(name="cosine", warmup_rounds=2, min_factor=0.1)
+    assert make(raw, ["method.name=fedavg"]).train.lr_schedule == Schedule(name="step")
+    assert make(raw, ["train.lr_schedule=constant"]).train.lr_schedule == Schedule()
     settings = ["train.lr_schedule=step", "train.lr_schedule.step_rounds=3"]
-    assert training_of(make({}, settings).train).schedule == Schedule("step", step_rounds=3)
+    assert make({}, settings).train.lr_schedule == Schedule(name="step", step_rounds=3)
 
 
 def test_a_resolved_recipe_holds_the_options_of_its_schedule_alone_and_reads_back(
@@ -76,12 +75,12 @@ def test_a_resolved_recipe_holds_the_options_of_its_schedule_alone_and_reads_bac
     path.write_text(text := recipe.to_toml(), encoding="utf-8")
     assert "step_rounds = 10" in text
     assert "min_factor" not in text
-    assert training_of(read(path).train) == training_of(recipe.train)
+    assert read(path).train == recipe.train
 
 
 def test_adamw_decays_unless_told_otherwise() -> None:
     def decay(*settings: str) -> float:
-        return training_of(make({}, settings).train).optimizer.weight_decay
+        return make({}, settings).train.local_optimizer.weight_decay
 
     assert decay("train.optimizer=adamw") == 0.01  # torch's default
     assert decay("train.optimizer=adamw", "train.weight_decay=0") == 0
@@ -89,7 +88,7 @@ def test_adamw_decays_unless_told_otherwise() -> None:
 
 
 def test_what_is_off_by_default_stays_off() -> None:
-    plain = training_of(make({}).train)
-    assert (plain.clip_norm, plain.balanced, plain.smoothing) == (0.0, False, 0.0)
+    plain = make({}).train
+    assert (plain.clip_norm, plain.class_weights, plain.label_smoothing) == (0.0, "none", 0.0)
     assert plain.precision == "float32"
-    assert training_of(make({}, ["train.clip_norm=2"]).train) == replace(plain, clip_norm=2.0)
+    assert make({}, ["train.clip_norm=2"]).train == plain.model_copy(update={"clip_norm": 2.0})

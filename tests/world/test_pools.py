@@ -60,8 +60,8 @@ def test_each_pool_is_drawn_from_alone(sizes: list[int], online: set[int], seed:
     names = architectures_by_client(members, 12)
     clients = [ClientInfo(i, names[i]) for i in sorted(online)]
     pools = {name: Pool(len(of), max(1, len(of) // 2)) for name, of in members.items()}
-    training = replace(world("fedavg").server.task.training, pools=pools)
-    orders = drawn_clients(clients, training, 12, random.key(seed, "round"))
+    task = replace(world("fedavg").server.task, pools=pools, num_clients=12)
+    orders = drawn_clients(clients, task, random.key(seed, "round"))
     assert len({order.asked for order in orders}) == len(orders)
     for name, pool in pools.items():
         asked = {order.client for order in orders if order.architecture == name}
@@ -74,11 +74,13 @@ def test_by_chance_each_pool_has_its_own() -> None:
     # rejects a chance by the number of all clients: "few" has ten of the forty
     clients = [ClientInfo(i, ("few", "many") if i < 10 else ("many",)) for i in range(40)]
     pools = {"few": Pool(10, 4), "many": Pool(40, 20)}
-    training = replace(world("fedavg").server.task.training, pools=pools, sampling="poisson")
+    task = world("fedavg").server.task
+    poisson = task.training.model_copy(update={"sampling": "poisson"})
+    task = replace(task, training=poisson, pools=pools, num_clients=40)
     asked = [
         order.architecture
         for number in range(200)
-        for order in drawn_clients(clients, training, 40, random.key(number))
+        for order in drawn_clients(clients, task, random.key(number))
     ]
     assert asked.count("few") / 200 == pytest.approx(4, abs=0.5)
     assert asked.count("many") / 200 == pytest.approx(20, abs=1.0)

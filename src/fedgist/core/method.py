@@ -223,7 +223,7 @@ class Method:
         """
         key, privacy = ctx.draw("select", ctx.stage), ctx.task.privacy
         source = "seed" if privacy is None else privacy.source
-        return drawn_clients(online, ctx.task.training, ctx.task.num_clients, key, source)
+        return drawn_clients(online, ctx.task, key, source)
 
     def orders(
         self, server: Tree, selected: Sequence[Order], ctx: Context

@@ -12,15 +12,11 @@ from fedgist.core import random, system_noise
 from fedgist.core.batch import Labels
 from fedgist.core.privacy import Source
 from fedgist.core.replies import ClientInfo, Order
-from fedgist.core.training import Training
+from fedgist.core.task import Task
 
 
 def drawn_clients(
-    online: Sequence[ClientInfo],
-    training: Training,
-    num_clients: int,
-    key: Tensor,
-    source: Source = "seed",
+    online: Sequence[ClientInfo], task: Task, key: Tensor, source: Source = "seed"
 ) -> list[Order]:
     """Return an order for each sampled client of a round, among the clients online.
 
@@ -30,6 +26,7 @@ def drawn_clients(
     Privacy depends on the poisson draws; ``source`` says whether they come from the seed or from
     the system.
     """
+    training, num_clients = task.training, task.num_clients
 
     def drawn(
         clients: Sequence[ClientInfo], size: int, share: float, pool_key: Tensor
@@ -42,14 +39,14 @@ def drawn_clients(
             return [client.id for client in clients if heads[client.id]]
         return [clients[i].id for i in random.choice(pool_key, len(clients), size)]
 
-    if not training.pools:
+    if not task.pools:
         first = {client.id: client.architectures[0] for client in online}
         size = max(1, round(training.fraction_train * num_clients))
         chosen = drawn(online, size, training.fraction_train, key)
         return [Order(client, first[client]) for client in chosen]
     return [
         Order(client, name)
-        for name, pool in training.pools.items()
+        for name, pool in task.pools.items()
         for client in drawn(
             online if pool.size == num_clients else [c for c in online if name in c.architectures],
             pool.per_round,

@@ -17,7 +17,7 @@ from fedgist.core.nets.net import Architecture, Net
 from fedgist.core.objectives.objective import Objective
 from fedgist.core.objectives.target import places
 from fedgist.core.privacy import Privacy
-from fedgist.core.training import Training
+from fedgist.core.training import Pool, Training
 from fedgist.core.tree import STATIC, tree
 from fedgist.errors import MethodError
 
@@ -41,9 +41,10 @@ class Task:
     public, if they belong to one. ``public_digest`` is a digest of the public rows in order, as
     models see them. ``main`` is the architecture that is named first; a site of another
     architecture does not have it. ``common_starts`` says that the clients of an architecture begin
-    with ``starts`` (``clients.init = "shared"``), not with weights of their own. Totals of fewer
-    than ``min_replies`` clients are withheld from the server. The server refuses a message with a
-    norm above ``max_norm`` or with more than ``max_rows`` rows.
+    with ``starts`` (``clients.init = "shared"``), not with weights of their own. ``pools`` by name,
+    if there are any, set the clients per round in place of ``training.fraction_train``. Totals of
+    fewer than ``min_replies`` clients are withheld from the server. The server refuses a message
+    with a norm above ``max_norm`` or with more than ``max_rows`` rows.
     """
 
     input_shape: tuple[int, ...]
@@ -62,6 +63,7 @@ class Task:
     public_digest: int = 0
     main: str = ""
     common_starts: bool = True
+    pools: Mapping[str, Pool] = field(default_factory=dict)
     min_replies: int = 1
     max_norm: float = math.inf
     max_rows: int = MOST_ROWS

@@ -71,9 +71,13 @@ def why_unstackable(
 def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -> None:
     """Raise MethodError if the recipe has settings of the task's loss that the method ignores."""
     training = task.training
-    given = ["train.class_weights = 'balanced'"] if training.balanced else []
-    given += [f"train.sample_weights = {training.row_weights!r}"] if training.row_weights else []
-    given += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []
+    given = ["train.class_weights = 'balanced'"] if training.class_weights == "balanced" else []
+    given += (
+        [f"train.sample_weights = {training.sample_weights!r}"] if training.sample_weights else []
+    )
+    given += (
+        [f"train.label_smoothing = {training.label_smoothing}"] if training.label_smoothing else []
+    )
     if given and not any(_uses_task_loss(trial) for trial in trials(method, task, server, key)):
         raise MethodError(
             f"{given[0]} would have no effect: {type(method).__name__} does not learn by the "
@@ -234,7 +238,7 @@ class Trial:
 
     def _idle_biases(self) -> list[str]:
         """Return a note if Adam changes biases without an effect on the loss."""
-        optimizer = self.ctx.task.training.optimizer.name
+        optimizer = self.ctx.task.training.optimizer
         layers = [m for m in self.net.arch.module.modules() if not any(True for _ in m.children())]
         pairs = itertools.pairwise(layer for layer in layers if not isinstance(layer, nn.Identity))
         idle = [a for a, b in pairs if _has_bias(a) and isinstance(b, BatchNorm)]

@@ -285,7 +285,7 @@ class CSFL(Method):
 
     def check(self, task: Task) -> None:
         """Raise MethodError if measurements of changes are sent to clients with several models."""
-        if self.down == "measurements" and task.training.pools:
+        if self.down == "measurements" and task.pools:
             raise MethodError(
                 "method cs_fl: method.down = 'measurements' is for clients of one model, not for "
                 "clients.pools: use 'model'"

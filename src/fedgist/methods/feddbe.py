@@ -138,7 +138,10 @@ class FedDBE(Method):
             return (Phase(loss=_alone),) if self.consensus == "trained" else ()
         plain = ("own.bias",) if self.bias == "sgd" else ()
         return (
-            Phase(("all", "own.bias"), optimizer=replace(ctx.task.training.optimizer, plain=plain)),
+            Phase(
+                ("all", "own.bias"),
+                optimizer=replace(ctx.task.training.local_optimizer, plain=plain),
+            ),
         )
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Common, ctx: Context) -> Tensor:

@@ -466,7 +466,7 @@ class FLESD(Method):
         """Return ``fraction_train`` of all clients, without the client whose rows are public."""
         others = [client for client in online if client.id != ctx.task.public_client]
         key = ctx.draw("select", ctx.stage)
-        return drawn_clients(others, ctx.task.training, ctx.task.num_clients, key)
+        return drawn_clients(others, ctx.task, key)
 
     def orders(
         self, server: Server, selected: Sequence[Order], ctx: Context
@@ -594,6 +594,6 @@ def _add(total: Tensor, sent: Similarities | Nearest, temperature: float) -> Non
 def _most_asked(task: Task) -> int:
     """Return the largest possible number of clients in a round."""
     training = task.training
-    if training.pools or training.sampling == "poisson":
-        return task.num_clients * max(1, len(training.pools))
+    if task.pools or training.sampling == "poisson":
+        return task.num_clients * max(1, len(task.pools))
     return max(1, round(training.fraction_train * task.num_clients))

@@ -10,7 +10,8 @@ from fedgist.core.bounds import BelowOne, NonNegativeInt, Positive, PositiveInt
 from fedgist.data import Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
 from fedgist.data.sources.read_modes import Read
-from fedgist.recipe.section import CLOSED, OpenSection, registered_name
+from fedgist.options import CLOSED
+from fedgist.recipe.section import OpenSection, registered_name
 
 
 class PublicSection(OpenSection):

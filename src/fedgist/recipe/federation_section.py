@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from fedgist.core.bounds import Positive, PositiveInt
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED
 
 NUMBER = "number"  # a numeric column
 Seconds = Annotated[float, Field(gt=0, le=1e7)]

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, model_validator
 
 from fedgist.core.bounds import Fraction, PositiveInt
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED
 
 GraphName = Literal["relay", "full", "ring", "random_regular", "erdos_renyi", "file"]
 #: The key that each of these graphs needs.

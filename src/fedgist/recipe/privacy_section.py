@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from fedgist.core.bounds import Fraction, PositiveInt
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED
 
 Unit = Literal["none", "record", "client"]
 Accounting = Literal["tight", "paper"]

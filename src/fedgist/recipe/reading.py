@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedgist.core.objectives.metrics import CHOSEN_METRICS, Metric
+from fedgist.core.training import Training
 from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
 from fedgist.methods import base_name
 from fedgist.options import checked
@@ -26,14 +27,13 @@ from fedgist.recipe.schema import (
     Recipe,
     role_of,
 )
-from fedgist.recipe.training_section import TrainSection
 
 __all__ = ["Recipe", "defaults", "flat", "make", "read", "read_recorded", "role_of"]
 
 CODE_FOLDER = "engine.code_folder"
 OPEN = frozenset({"model", "method"})  # sections whose keys depend on what they name
 # sections that a method may have of its own, in its table
-OF_A_METHOD = MappingProxyType({"train": TrainSection, "objective": ObjectiveSection})
+OF_A_METHOD = MappingProxyType({"train": Training, "objective": ObjectiveSection})
 
 
 def read(

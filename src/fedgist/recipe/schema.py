@@ -25,19 +25,19 @@ from fedgist.core.objectives.metrics import (
     OBJECTIVES,
     name_in_columns,
 )
+from fedgist.core.training import Training
 from fedgist.data import PARTITIONS
 from fedgist.engines import EngineName
 from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError, listed, shown
 from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
 from fedgist.models import MODELS
-from fedgist.options import with_fields
+from fedgist.options import CLOSED, with_fields
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import FactsSection, FederationSection
 from fedgist.recipe.graph_section import GraphSection
 from fedgist.recipe.privacy_section import Amount, PrivacySection
-from fedgist.recipe.section import CLOSED, GIVEN, Device, OpenSection, registered_name
-from fedgist.recipe.training_section import TrainSection
+from fedgist.recipe.section import GIVEN, Device, OpenSection, registered_name
 
 # the objectives that take metrics of a user's own
 TAKE_FUNCTIONS = ("classes", "text_classes", "regression", "multilabel")
@@ -396,7 +396,7 @@ class Recipe(_Section):
     model: ModelSection | None = ModelSection()  # None where clients.architectures say it
     method: MethodSection = MethodSection()
     objective: ObjectiveSection = ObjectiveSection()
-    train: TrainSection = TrainSection()
+    train: Training = Training()
     privacy: PrivacySection = PrivacySection()
     evaluate: EvaluateSection = EvaluateSection()
     engine: Annotated[EngineSection, _role("work")] = EngineSection()

@@ -18,7 +18,6 @@ def _device(name: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_device)]  # whether there is one, the run finds out
-CLOSED = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)  # no keys but the fields
 
 
 class OpenSection(BaseModel):

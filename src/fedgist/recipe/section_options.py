@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fedgist.core.objectives.metrics import OBJECTIVES, PROBE
+from fedgist.core.training import MOMENTUM
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.hub_columns import HubOptions
@@ -22,7 +23,6 @@ from fedgist.recipe.method_loading import build_method
 from fedgist.recipe.model_factories import model_factory, sizes_of
 from fedgist.recipe.schema import ObjectiveSection, Recipe
 from fedgist.recipe.section import GIVEN
-from fedgist.recipe.training_section import MOMENTUM
 
 # what objectives take beside their options
 OF_THE_TASK = (

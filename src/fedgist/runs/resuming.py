@@ -232,7 +232,7 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
 
 
 def _with_rounds(side: ServerContext, count: int) -> Training:
-    return replace(side.task.training, num_rounds=count)
+    return side.task.training.model_copy(update={"num_rounds": count})
 
 
 def _round_settings(

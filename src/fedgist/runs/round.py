@@ -177,7 +177,7 @@ class ServerRun:
         if self.releases is not None:
             self.releases.begin(number, self._stages_done(number), steps=self._steps)
         if self.under_way is None or self.under_way.record.number != number:
-            record = RoundRecord(number, tuple(self.task.training.pools))
+            record = RoundRecord(number, tuple(self.task.pools))
             self.under_way = PartialRound(record, self._select(number, stages, record))
         now, began = self.under_way, time.perf_counter()  # sites were waited for before
         before = now.seconds

@@ -85,14 +85,14 @@ class Cohort:
     def class_weights(self) -> Tensor | None:
         """The weight of each client's rows of a class, (K, classes); None without weights."""
         task, present = self.ctx.task, self.table >= 0
-        if not task.training.balanced:
+        if task.training.class_weights != "balanced":
             return None
         y = self.examples.y[self.table.clamp(min=0)]
         return losses.balanced_weights(y, present, task.num_classes)
 
     def weighted(self, batch: Batch) -> Batch:
         """Return a batch (K, ...) with the weights of its rows, if the recipe names them."""
-        name = self.ctx.task.training.row_weights
+        name = self.ctx.task.training.sample_weights
         return replace(batch, weight=batch.annotations[name]) if name else batch
 
     def lift(

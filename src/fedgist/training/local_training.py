@@ -36,7 +36,9 @@ OWN = "own."  # prefix in a phase for tensors of the client's own state
 def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, OptimizerState]:
     """Return fresh states of the optimizers that live for the whole run, by phase."""
     return {
-        f"{ctx.stage}-{index}": optim.init(phase.optimizer or ctx.task.training.optimizer, tensors)
+        f"{ctx.stage}-{index}": optim.init(
+            phase.optimizer or ctx.task.training.local_optimizer, tensors
+        )
         for index, phase in enumerate(method.phases(ctx))
         if _life(phase, ctx) == "run" and (tensors := learned(phase, clients.net, clients.own))
     }
@@ -51,7 +53,7 @@ def train(
     """
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
     for index, phase in enumerate(phases):
-        optimizer = phase.optimizer or cohort.ctx.task.training.optimizer
+        optimizer = phase.optimizer or cohort.ctx.task.training.local_optimizer
         optimizer = replace(optimizer, lr=lr_factor * optimizer.lr)
         name = f"{cohort.ctx.stage}-{index}"
         clients, sums = _phase(cohort, clients, phase, optimizer, name)
@@ -60,7 +62,7 @@ def train(
 
 
 def _life(phase: Phase, ctx: Context) -> Life:
-    return phase.remembers or ctx.task.training.memory
+    return phase.remembers or ctx.task.training.optimizer_memory
 
 
 def learned(phase: Phase, net: Net, own: Tree) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from fedgist.core.message import Form, reduction
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.nets.layers import BatchNorm
 from fedgist.core.privacy import Privacy, PrivateSteps, grid_of, sensitivity
+from fedgist.core.training import Training
 from fedgist.core.wire_form import Bits, form_of
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
@@ -24,7 +25,6 @@ from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import Recipe
-from fedgist.recipe.training_section import TrainSection
 from fedgist.world.accounting import ReleaseSchedule, gaussian_delta, multiplier, spent
 
 CONDITION = (
@@ -266,7 +266,7 @@ def _check_settings(recipe: Recipe) -> None:
             raise RecipeError(problem)
 
 
-def _check_private_steps(train: TrainSection, task: Task, steps: PrivateSteps | None) -> None:
+def _check_private_steps(train: Training, task: Task, steps: PrivateSteps | None) -> None:
     """Raise RecipeError for settings with which per-row gradients are not defined."""
     if steps is None:
         return

@@ -15,14 +15,13 @@ from fedgist.core.counts import MOST_ROWS
 from fedgist.core.method import ClientInfo, Settings, Task
 from fedgist.core.nets.net import Architecture, Net
 from fedgist.core.objectives.objective import Objective
-from fedgist.core.training import Pool
+from fedgist.core.training import Pool, Training
 from fedgist.data.examples import Examples
 from fedgist.data.facts import DataFacts
 from fedgist.errors import RecipeError, listed
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import ModelSection, Recipe
-from fedgist.recipe.training_section import training_of
 from fedgist.world.availability import availability
 from fedgist.world.client_settings import client_settings
 from fedgist.world.graph import neighbors_of
@@ -119,6 +118,7 @@ def task_of(
 ) -> Task:
     """Return the task that server and clients share."""
     _check_row_weights(recipe.train.sample_weights, facts)
+    _check_warmup(recipe.train)
     if objective.views == 1:
         check_batch_size(recipe.train.batch_size, models.architectures.values())
     task = Task(
@@ -127,11 +127,12 @@ def task_of(
         len(members.clients),
         models.architectures,
         models.starts,
-        replace(training_of(recipe.train), pools=members.pools),
+        recipe.train,
         objective,
         test_sets,
         main=next(iter(models.architectures)),
         common_starts=recipe.clients.init == "shared",
+        pools=members.pools,
         min_replies=recipe.privacy.min_replies,
         max_norm=recipe.clients.max_norm or math.inf,
         max_rows=recipe.clients.max_rows or MOST_ROWS,
@@ -148,6 +149,16 @@ def task_of(
         public_client=public.client,
         public_digest=digest_of(public.rows),
     )
+
+
+def _check_warmup(train: Training) -> None:
+    """Raise RecipeError if all rounds belong to the warm-up."""
+    warmup = train.lr_schedule.warmup_rounds
+    if warmup >= train.num_rounds:
+        raise RecipeError(
+            f"train.lr_schedule.warmup_rounds = {warmup} leaves none of train.num_rounds = "
+            f"{train.num_rounds}"
+        )
 
 
 def _check_row_weights(name: str, facts: DataFacts) -> None:

@@ -105,7 +105,7 @@ class _Probe:
         # the machine's cores, not engine.workers: the plan must not depend on how many workers run
         cores = default_workers(self.settings.device)
         training = self.task.training
-        pool = training.pools.get(name)
+        pool = self.task.pools.get(name)
         at_once = pool.per_round if pool else math.ceil(training.fraction_train * len(clients))
         most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
         candidates = [fixed] if fixed else sizes(at_once, cores, most)
@@ -137,7 +137,7 @@ class _Probe:
             "input": arch.input_shape,
             "code": _code_of(arch.module.modules()),
             "training": [
-                training.optimizer.name,
+                training.optimizer,
                 training.batch_size,
                 training.precision,
                 bool(training.clip_norm),

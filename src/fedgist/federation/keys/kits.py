@@ -33,8 +33,7 @@ from fedgist.federation.keys.certificates import (
     described,
     identity_of,
 )
-from fedgist.options import checked
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED, checked
 from fedgist.runs.files import atomic_files
 
 KIT, ROOT, KEY, CERTIFICATE = "kit.toml", "root.pem", "key.pem", "certificate.pem"

@@ -62,8 +62,7 @@ from fedgist.federation.keys.kits import (
     write_kit,
 )
 from fedgist.federation.keys.roster import ROSTER, Roster, read_roster, write_roster
-from fedgist.options import checked
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED, checked
 from fedgist.runs.files import atomic_files
 
 ALL = "all"  # of --renew

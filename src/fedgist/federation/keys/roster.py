@@ -20,8 +20,7 @@ from fedgist.core.bounds import NonNegativeInt
 from fedgist.errors import InputError, KitError, listed
 from fedgist.federation.keys.certificates import ADMINISTRATOR, SITE, Identity, serial_text
 from fedgist.federation.keys.kits import FORMAT, FederationName, MemberName, read_file
-from fedgist.options import checked
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED, checked
 from fedgist.runs.files import atomic_files
 
 ROSTER = "roster.json"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgist.errors import CheckpointError, first_line
 from fedgist.federation.network.invitation import Hex
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_text
 from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE

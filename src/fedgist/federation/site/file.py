@@ -12,9 +12,9 @@ from pydantic import BaseModel, Field, model_validator
 from fedgist.core.bounds import Positive, PositiveInt
 from fedgist.data.sources import SOURCES
 from fedgist.errors import InputError, SiteError, first_line
-from fedgist.options import checked
+from fedgist.options import CLOSED, checked
 from fedgist.recipe.schema import ModelSection
-from fedgist.recipe.section import CLOSED, Device, OpenSection, registered_name
+from fedgist.recipe.section import Device, OpenSection, registered_name
 
 LEAST_ROWS_TELL = (
     "policy.least_rows above 1 lets one row decide whether many are used, which no epsilon covers: "

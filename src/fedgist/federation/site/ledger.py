@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgist.errors import MessageError, SiteError, first_line
 from fedgist.federation.site import audit_log
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_text
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedgist.core.tree import below, under
 from fedgist.errors import SiteError, first_line
-from fedgist.recipe.section import CLOSED
+from fedgist.options import CLOSED
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.array_files import BROKEN, as_bytes, on_cpu, read_arrays
 from fedgist.runs.files.digests import of_arrays, of_text

@@ -75,7 +75,7 @@ class Distillation:
 
     def optimizer(self, pool: str, ctx: Context) -> Optimizer:
         """Return the optimizer of a pool's student in a round."""
-        falling = Schedule("linear", min_factor=self._of("final_factor", pool))
+        falling = Schedule(name="linear", min_factor=self._of("final_factor", pool))
         factor = falling.factor(ctx.round, ctx.task.training.num_rounds)
         return Optimizer("adam", lr=self._of("lr", pool) * factor)
 

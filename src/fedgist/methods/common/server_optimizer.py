@@ -62,7 +62,7 @@ class ServerOptimizer:
 
     def rate(self, pool: str, number: int, num_rounds: int) -> float:
         """Return the learning rate of a pool in round ``number``."""
-        falling = Schedule("linear", min_factor=self.final_factor)
+        falling = Schedule(name="linear", min_factor=self.final_factor)
         return of_pool(self.lr, pool, "method.server.lr") * falling.factor(number, num_rounds)
 
 
