@@ -14,7 +14,7 @@ from fedgist.engines.population import HostSettings
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.sharded_engine import Call, HostsHere, ShardedEngine
 from fedgist.runs import prepare
-from fedgist.runs.prepare import host_settings
+from fedgist.runs.prepare import hosting_of
 from fedgist.runs.ray_engine import HostRecipe, ShardHost
 from fedgist.world.world import World
 
@@ -66,7 +66,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[PretendedCluster]:
 
 def sharded(small_world: World, plan: Plan, shards: int) -> ShardedEngine:
     """Return an engine on a pretended cluster, with the same plan for all architectures."""
-    side, settings = small_world.server, host_settings(small_world)
+    side, settings = small_world.server, hosting_of(small_world)
     plans = dict.fromkeys(side.task.architectures, plan)
     source = HostRecipe(side.setup.recipe, side.setup.given, settings, plans, shards)
     parts = side.method, side.task, small_world.population, settings, plans

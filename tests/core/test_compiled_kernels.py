@@ -34,7 +34,7 @@ from fedgist.errors import InputError, OutputError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import ClientGroup
-from fedgist.runs.prepare import host_settings
+from fedgist.runs.prepare import hosting_of
 from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import Trace, trace, world
 
@@ -307,7 +307,7 @@ def test_the_servers_own_models_have_the_kernels_too() -> None:
 
 def test_a_plan_is_timed_with_kernels_where_they_are_built() -> None:
     small_world = world(given={"groups": {"mine": ClientGroup(pictures)}})
-    side, settings = small_world.server, host_settings(small_world)
+    side, settings = small_world.server, hosting_of(small_world)
     lines: list[str] = []
     plan = choose_plans(
         side.method,
@@ -333,7 +333,7 @@ def test_a_method_that_fails_with_kernels_has_a_plan_without(
         small_world = world(
             "fedprox" if fails else "fedavg", given={"groups": {"mine": ClientGroup(pictures)}}
         )
-        side, settings = small_world.server, host_settings(small_world)
+        side, settings = small_world.server, hosting_of(small_world)
         with monkeypatch.context() as patch:
             patch.setattr(kernel_timing, "NEAR", 1e9)
             patch.setattr(kernel_timing, "PATIENCE_S", 1e9)

@@ -30,7 +30,7 @@ from fedgist.methods.fedavg import FedAvg
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.prepare import host_settings, prepare_run
+from fedgist.runs.prepare import hosting_of, prepare_run
 from fedgist.runs.round import start_server
 from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
@@ -198,7 +198,7 @@ def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Mo
         small_world.server.method,
         small_world.server.task,
         small_world.population,
-        host_settings(small_world),
+        hosting_of(small_world),
         start_server(small_world.server),
         {},
     )["mine"]
@@ -214,7 +214,7 @@ def test_a_model_that_draws_from_torch_is_a_function_of_the_seed_all_the_same() 
         small_world.server.method,
         small_world.server.task,
         small_world.population,
-        host_settings(small_world),
+        hosting_of(small_world),
         start_server(small_world.server),
         {},
     )["mine"]
@@ -357,7 +357,7 @@ def test_no_more_steps_are_timed_than_a_phase_has(
     monkeypatch.setattr(FedAvg, "phases", lambda *_: (Phase(epochs=epochs),))
     small_world = world(train={"batch_size": 6})  # the largest client has 11 rows
     side = small_world.server
-    about = side.method, side.task, small_world.population, host_settings(small_world)
+    about = side.method, side.task, small_world.population, hosting_of(small_world)
     choose_plans(*about, start_server(side), {}, cohort_size=5)
     assert max(number or 0 for number in seen) == steps
 
@@ -387,7 +387,7 @@ def test_the_memory_of_a_container_bounds_the_stack(
     small_world = world()
     (tmp_path / "limit").write_text("2\n")
     monkeypatch.setattr(file_sizes, "_GROUP_LIMITS", (tmp_path / "limit",))
-    side, settings = small_world.server, host_settings(small_world)
+    side, settings = small_world.server, hosting_of(small_world)
     population, start = small_world.population, start_server(side)
     plans = choose_plans(side.method, side.task, population, settings, start, {})
     assert plans["mlp"].cohort_size == 1
@@ -395,7 +395,7 @@ def test_the_memory_of_a_container_bounds_the_stack(
 
 def test_the_memory_limit_bounds_the_stack() -> None:
     small_world = world()
-    settings = host_settings(small_world)
+    settings = hosting_of(small_world)
     tight = choose_plans(
         small_world.server.method,
         small_world.server.task,
@@ -412,11 +412,11 @@ def test_workers_that_would_have_nothing_to_do_are_left_out_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # seen: 150 processes for 20 clients
-    assert host_settings(world("fedavg", engine={"workers": 3})).workers == 3
+    assert hosting_of(world("fedavg", engine={"workers": 3})).workers == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert host_settings(world("fedavg", engine={"workers": 150})).workers == 4  # of five clients
+    assert hosting_of(world("fedavg", engine={"workers": 150})).workers == 4  # of five clients
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    assert host_settings(world("fedavg", engine={"workers": 150})).workers == len(SIZES)
+    assert hosting_of(world("fedavg", engine={"workers": 150})).workers == len(SIZES)
     recipe = make({"engine": {"workers": 150, "cohort_size": 2}, "clients": {"num_clients": 3}})
     opened, _, engine = prepare_run(resolve(recipe))
     engine.close()

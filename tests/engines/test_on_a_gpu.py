@@ -135,7 +135,7 @@ def test_plans_are_timed_there_with_the_captures_of_a_round() -> None:
 from unittest.mock import patch
 import pretended_gpu
 from fedgist.engines.plans import timing as plan_timing
-from fedgist.runs.prepare import host_settings
+from fedgist.runs.prepare import hosting_of
 from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import world
 from fedgist.core import cuda_graphs
@@ -149,7 +149,7 @@ def timed(epochs, fails_at=0):
         patch.object(plan_timing, "remembered", lambda _, make: make()),
     ):
         w = world("fedavg", train={"local_epochs": epochs}, engine={"device": "cuda"})
-        server, about = w.server, host_settings(w)
+        server, about = w.server, hosting_of(w)
         state = start_server(server)
         about = server.method, server.task, w.population, about, state
         plans = plan_timing.choose_plans(*about, {}, cohort_size=5)

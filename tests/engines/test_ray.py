@@ -19,7 +19,7 @@ from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import DataError, WorkerError
 from fedgist.methods import METHODS
 from fedgist.runs.files.checkpoint import load
-from fedgist.runs.prepare import host_settings
+from fedgist.runs.prepare import hosting_of
 from fedgist.runs.ray_engine import HostRecipe, ShardHost
 from fedgist.testing.small_worlds import PAIRS, law_world, local_engine, trace, world
 from fedgist.world.world import World
@@ -31,7 +31,7 @@ PRIVATE = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "noise"
 
 
 def on_ray(small_world: World, plan: Plan, address: str, shards: int) -> ShardedEngine:
-    side, settings = small_world.server, host_settings(small_world)
+    side, settings = small_world.server, hosting_of(small_world)
     plans = dict.fromkeys(side.task.architectures, plan)
     source = HostRecipe(side.setup.recipe, side.setup.given, settings, plans, shards)
     make = functools.partial(ShardHost, source)

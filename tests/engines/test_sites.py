@@ -11,7 +11,7 @@ from fedgist.core.method import Order
 from fedgist.core.tree import leaves, map_leaves
 from fedgist.engines.engine import EVALUATE, Split
 from fedgist.errors import MessageError, MethodError
-from fedgist.runs.prepare import host_settings
+from fedgist.runs.prepare import hosting_of
 from fedgist.runs.round import context, start_server
 from fedgist.testing.small_worlds import SIZES, world
 from fedgist.wire.envelope import Header, seal, unseal
@@ -36,7 +36,7 @@ def site_of(small: World, keep: Keep | None = None) -> Site:
     side, client = small.server, small.population.clients[0]
     task = task_of_site(side.task, client.architectures)
     mine = population_of_one(small.population, 0)
-    return Site(side.method, task, mine, host_settings(small), run=RUN, keep=keep)
+    return Site(side.method, task, mine, hosting_of(small), run=RUN, keep=keep)
 
 
 def request(

@@ -34,7 +34,7 @@ from fedgist.runs import run_rounds
 from fedgist.runs.files.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.files.record import RELEASES, read_lines
 from fedgist.runs.finished import run_reader
-from fedgist.runs.prepare import host_settings
+from fedgist.runs.prepare import hosting_of
 from fedgist.runs.round import Observer, add_central_noise
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.laws import EPSILON, ROUNDINGS, close
@@ -615,7 +615,7 @@ def envelope(fed: Any, number: int, shift: float = 0.0, **asked: Any) -> bytes:
 def test_a_site_does_not_release_twice_what_is_accounted_for_once(source: str) -> None:
     small = world("fedlog", privacy=RECORD | {"where": "local", "noise": source})
     fed, mine = federation(small, ALONE), population_of_one(small.population, 0)
-    side, settings = small.server, host_settings(small)
+    side, settings = small.server, hosting_of(small)
     site = Site(side.method, side.task, mine, settings, run=RUN, keep=lambda _: None)
     first = site.handle(envelope(fed, 1))
     assert site.handle(envelope(fed, 1)) == first, "the same reply, no other noise"
@@ -631,7 +631,7 @@ def test_real_sites_keep_their_measurements_and_draw_noise_of_their_own() -> Non
     replies = []
     for _ in range(2):
         fed = federation(small, ALONE)
-        settings = host_settings(small)
+        settings = hosting_of(small)
         mine = population_of_one(small.population, 0)
         site = Site(
             small.server.method, small.server.task, mine, settings, run=RUN, keep=lambda _: None

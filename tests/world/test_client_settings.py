@@ -34,7 +34,7 @@ def test_clients_release_what_they_set() -> None:
         "careful": {"clients": [2, 4], "m_up": 1, "classes": [1, 2]},
     }
     small_world = settled(tables, m_up=2, wishes=False)
-    assert small_world.settings[4] == Release(m_up=1, classes=(1, 2))
+    assert small_world.hosting.own[4] == Release(m_up=1, classes=(1, 2))
     fed = federation(small_world)
     fed.advance()
     rows = fed.server.newest.arrays["rows"] > 0  # (clients, 1 + M_up, classes)
@@ -163,7 +163,7 @@ def test_sites_with_files_of_their_own_do_as_clients_of_the_recipe(tmp_path: Pat
         own[client] = read_settings(path, client, plain.server.method, plain.server.task)
     tables = {f"t{c}": {"clients": [c], **tomllib.loads(text)} for c, text in texts.items()}
     of_recipe = trace(settled(tables, m_up=2, m_down=2, wishes=True), make_engine=loopback)
-    of_files = trace(replace(plain, settings=own), make_engine=loopback)
+    of_files = trace(replace(plain, hosting=replace(plain.hosting, own=own)), make_engine=loopback)
     assert of_files.rounds == of_recipe.rounds
     assert all(torch.equal(of_files.state[n], a) for n, a in of_recipe.state.items())
     without = trace(plain, make_engine=loopback)

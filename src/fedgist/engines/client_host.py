@@ -229,7 +229,7 @@ class ClientHost:
     def _newcomer(self, client: int, architecture: str) -> Clients:
         arch = self.laid_out_models[architecture]
         net = self._start_net(arch)
-        if self.settings.own_start:
+        if not self.task.common_starts:
             seed = int(random.key(self.settings.seed, "start", architecture, client))
             fresh = replace(arch.start(seed), arch=arch)
             net = map_leaves(lambda leaf: leaf.to(self.settings.device), fresh)

@@ -75,10 +75,9 @@ class Population:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """Settings of a host of clients; only ``seed``, ``own_start`` and ``own`` change results."""
+    """Settings of a host of clients; only ``seed`` and ``own`` change results."""
 
     seed: int
-    own_start: bool = False
     workers: int | None = None
     readers: int | None = None  # processes of each worker that read lazy rows; None: chosen
     device: str = "cpu"

@@ -62,7 +62,7 @@ def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, 
         side.method,
         side.task,
         world.population,
-        host_settings(world),
+        hosting_of(world),
         server,
         engine.plans,
         cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size,
@@ -90,7 +90,7 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
     """
     side, setup = world.server, world.server.setup
     recipe = setup.recipe
-    settings, section = host_settings(world), recipe.engine
+    settings, section = hosting_of(world), recipe.engine
     if workers is not None:
         settings = replace(settings, workers=workers)
     shards = 1 if section.shards == "auto" else section.shards
@@ -154,17 +154,6 @@ def _lowered(world: World) -> list[str]:
     return [f"engine.workers = {workers} is lowered to {useful}: {USEFUL}"]
 
 
-def host_settings(world: World) -> HostSettings:
+def hosting_of(world: World) -> HostSettings:
     """Return how the clients of a world are hosted on this machine."""
-    setup = world.server.setup
-    recipe = setup.recipe
-    return HostSettings(
-        seed=recipe.seed,
-        own_start=recipe.clients.init == "own",
-        device=setup.device,
-        workers=_useful_workers(world),
-        readers=None if recipe.engine.readers == "auto" else recipe.engine.readers,
-        share_measurements=recipe.privacy.share_measurements,
-        trained_every=recipe.evaluate.trained_every,
-        own=world.settings,
-    )
+    return replace(world.hosting, workers=_useful_workers(world))

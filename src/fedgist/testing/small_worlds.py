@@ -22,7 +22,7 @@ from fedgist.recipe.resolve import resolve
 from fedgist.runs.evaluation import check_evaluation
 from fedgist.runs.files.checkpoint import Checkpoint
 from fedgist.runs.files.record import Line
-from fedgist.runs.prepare import host_settings
+from fedgist.runs.prepare import hosting_of
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.wire.loopback_engine import LoopbackEngine
 from fedgist.wire.wire import Wire
@@ -174,7 +174,7 @@ def local_engine(small_world: World, plan: Plan = PAIRS, shards: int = 1) -> Loc
     """Return a local engine with the same execution plan for all architectures."""
     side = small_world.server
     plans = dict.fromkeys(side.task.architectures, plan)
-    settings = host_settings(small_world)
+    settings = hosting_of(small_world)
     parts = side.method, side.task, small_world.population, settings, plans
     return LocalEngine(*parts, shards=shards)
 
@@ -183,7 +183,7 @@ def loopback(small_world: World, plan: Plan = ALONE, wire: Wire | None = None) -
     """Return the loop-back engine of a world; its sites are never stacked, so no plan is used."""
     del plan
     side = small_world.server
-    settings = host_settings(small_world)
+    settings = hosting_of(small_world)
     return LoopbackEngine(side.method, side.task, small_world.population, settings, 4, wire)
 
 

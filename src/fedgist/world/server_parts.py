@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.counts import MOST_ROWS
-from fedgist.core.method import ClientInfo, Settings, Task
+from fedgist.core.method import ClientInfo, Task
 from fedgist.core.nets.net import Architecture, Net
 from fedgist.core.objectives.objective import Objective
 from fedgist.core.training import Pool, Training
 from fedgist.data.examples import Examples
 from fedgist.data.facts import DataFacts
+from fedgist.engines.population import HostSettings
 from fedgist.errors import RecipeError, listed
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup
@@ -206,11 +207,19 @@ def server_of(
     )
 
 
-def settings_of(setup: Setup, task: Task, names: Sequence[str]) -> dict[int, Settings]:
-    """Return the settings of the clients that do not have the defaults, by client number."""
-    key = random.fold(random.key(setup.recipe.seed), "client settings")
-    tables = setup.recipe.clients.settings
-    return client_settings(tables, setup.method, task, task.num_clients, key, names)
+def host_settings(setup: Setup, task: Task, names: Sequence[str]) -> HostSettings:
+    """Return the settings of a host of clients, in a simulation or at a site."""
+    recipe = setup.recipe
+    key = random.fold(random.key(recipe.seed), "client settings")
+    tables = recipe.clients.settings
+    return HostSettings(
+        seed=recipe.seed,
+        device=setup.device,
+        readers=None if recipe.engine.readers == "auto" else recipe.engine.readers,
+        share_measurements=recipe.privacy.share_measurements,
+        trained_every=recipe.evaluate.trained_every,
+        own=client_settings(tables, setup.method, task, task.num_clients, key, names),
+    )
 
 
 def check_batch_size(batch_size: int, nets: Iterable[Architecture]) -> None:

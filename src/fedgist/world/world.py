@@ -6,16 +6,15 @@ server has only the server's context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from fedgist.core.method import Settings
 from fedgist.core.objectives.objective import Objective
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.partition import Partition
-from fedgist.engines.population import Population
+from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import Recipe
@@ -41,8 +40,8 @@ from fedgist.world.server_parts import (
     Models,
     PublicRows,
     clients_of,
+    host_settings,
     server_of,
-    settings_of,
     task_of,
 )
 from fedgist.world.server_sets import server_sets
@@ -56,7 +55,7 @@ class World:
     data: Dataset
     partition: Partition
     population: Population
-    settings: Mapping[int, Settings] = field(default_factory=dict)  # of clients that have their own
+    hosting: HostSettings
     public: Public | None = None
 
 
@@ -86,13 +85,13 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         about = setup, data.facts, task, models, members
         side = server_of(*about, holds_out=holds_out, simulated=True, say=say)
         check_rows(recipe.privacy, data, train, parts.validation)
-        settings = settings_of(setup, side.task, parts.names)
+        hosting = host_settings(setup, side.task, parts.names)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     rows = train, parts.validation, parts.test
     population = Population(members.clients, on_train, on_test, *rows)
     population = _with_own_moments(population, recipe.data.normalize, data, parts)
-    return World(side, data, parts, population, settings, public)
+    return World(side, data, parts, population, hosting, public)
 
 
 def _examples(

@@ -52,7 +52,7 @@ from fedgist.world.models import architectures_of, groups_of_recipe
 from fedgist.world.objective_choice import LEAST_ROWS, least_rows
 from fedgist.world.privacy_budget import check_rows
 from fedgist.world.server_context import ServerContext
-from fedgist.world.server_parts import Models, settings_of
+from fedgist.world.server_parts import Models, host_settings
 
 TABLE = "table"  # the data source whose columns the recipe declares
 
@@ -103,18 +103,13 @@ def site_part(
     check_steps(side, number, most or 0, site)
     client = side.clients[number]
     task = task_of_site(_with_private_model(setup, side.task, site, secret), client.architectures)
-    own = settings_of(setup, task, names)
+    settings = host_settings(setup, task, names)
     if site.table.settings:
         source = f"{site.file}: settings"
         own = {number: settings_in(site.table.settings, number, side.method, task, source)}
-    settings = HostSettings(
-        seed=setup.recipe.seed,
-        own_start=setup.recipe.clients.init == "own",
-        device=setup.device,
-        share_measurements=setup.recipe.privacy.share_measurements and site.policy.shares_scores,
-        trained_every=setup.recipe.evaluate.trained_every,
-        own=own,
-    )
+        settings = replace(settings, own=own)
+    shares = settings.share_measurements and site.policy.shares_scores
+    settings = replace(settings, share_measurements=shares)
     part = SitePart(side, task, population, settings, data, left_out)
     _check_uploads(part, site)
     return part
