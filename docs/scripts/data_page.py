@@ -15,7 +15,7 @@ from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, IdxFiles
 from fedgist.data.sources.stackoverflow import ADVICE as STACKOVERFLOW
 from fedgist.data.sources.wisdm import ADVICE as WISDM
-from fedgist.options import options_of
+from fedgist.options import options_of, shared_options
 from schema_text import default, in_words, markdown, meanings, sections
 
 PAGE = Path(__file__).parents[1] / "data.md"
@@ -54,7 +54,9 @@ def _source(name: str, source: Callable[..., Any]) -> str:
         parts.append(f"{where[:1].upper()}{where[1:]}.")
     options, _ = options_of(source, NO_OPTIONS)
     if options:
+        shared = shared_options(source)
         meaning, hints = meanings(source), get_type_hints(source)
+        hints |= get_type_hints(shared) if shared else {}
         lines = [
             f"| `{key}` | {in_words(hints[key])} | {default(value)} | {meaning[key]} |"
             for key, value in options.items()

@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic import BaseModel
 
+from fedgist.options import shared_options
+
 WORDS = {str: "text", Path: "path", float: "number", int: "whole number", bool: "true or false"}
 LARGEST = 2**31 - 1  # a bound that is only there because numbers end somewhere
 
@@ -36,7 +38,8 @@ def meanings(thing: Callable[..., Any]) -> dict[str, str]:
     found = re.findall(
         r"^(\w+)\n((?:    .*\n?|\n)+)", sections(thing).get("Parameters", ""), re.MULTILINE
     )
-    return {name: one_line(text) for name, text in found}
+    shared = shared_options(thing)
+    return (meanings(shared) if shared else {}) | {name: one_line(text) for name, text in found}
 
 
 def _below_fields(kind: type) -> Iterable[tuple[str, str]]:

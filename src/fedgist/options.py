@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -126,9 +126,11 @@ def check_options(
 def options_of(function: Callable[..., object], aside: Sequence[str] = ()) -> tuple[Options, bool]:
     """Return a function's options with their defaults, and whether it accepts any other option.
 
-    The default of a required option is ``inspect.Parameter.empty``.
+    The default of a required option is ``inspect.Parameter.empty``. Options that several functions
+    share may be declared once, as ``**options: Unpack[...]`` of a TypedDict.
     """
     parameters = inspect.signature(function).parameters.values()
+    shared = shared_options(function)
     made = {
         field.name: field.default_factory()
         for field in (dataclasses.fields(function) if dataclasses.is_dataclass(function) else ())
@@ -139,7 +141,18 @@ def options_of(function: Callable[..., object], aside: Sequence[str] = ()) -> tu
         for p in parameters
         if p.kind not in {p.VAR_KEYWORD, p.VAR_POSITIONAL} and p.name not in aside
     }
+    if shared is not None:
+        return named | {n: None for n in shared.__annotations__ if n not in aside}, False
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def shared_options(function: Callable[..., object]) -> type | None:
+    """Return the TypedDict of options that a function shares with others, or None."""
+    names = [
+        p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD
+    ]
+    hint = _own_hints(function).get(names[0]) if names else None
+    return get_args(hint)[0] if get_origin(hint) is Unpack else None
 
 
 def _fields(value: object) -> Options:
@@ -150,6 +163,11 @@ def _fields(value: object) -> Options:
 
 
 def _hints(function: Callable[..., object]) -> Options:
+    shared = shared_options(function)
+    return _own_hints(function) | (_own_hints(shared) if shared else {})
+
+
+def _own_hints(function: Callable[..., object]) -> Options:
     try:
         return get_type_hints(function, include_extras=True)
     except Exception:  # noqa: BLE001  # users' annotations may contain undefined names

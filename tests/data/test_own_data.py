@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedgist.data.dataset import Dataset, check, with_classes
-from fedgist.data.sources.labelled_rows import as_mask
 from fedgist.data.sources.loading import load_data
+from fedgist.data.sources.splits import as_mask
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import InputError
 
@@ -43,10 +43,9 @@ def write(path: Path, text: str, name: str = "table.csv") -> Path:
     return path / name
 
 
-@pytest.mark.parametrize("names", [("client", "client_test"), ("clients", "clients_test")])
-def test_the_array_client(tmp_path: Path, names: tuple[str, str]) -> None:
-    arrays = {"x": X, "y": Y, names[0]: np.array(["bo", "al"] * 10)}
-    more = {"x_test": X[:2], "y_test": Y[:2], names[1]: np.array(["al", "al"])}
+def test_the_array_client(tmp_path: Path) -> None:
+    arrays = {"x": X, "y": Y, "client": np.array(["bo", "al"] * 10)}
+    more = {"x_test": X[:2], "y_test": Y[:2], "client_test": np.array(["al", "al"])}
     data = npz(tmp_path, arrays | more)
     assert data.clients is not None
     assert data.clients_test is not None
@@ -70,7 +69,6 @@ def test_the_array_test(tmp_path: Path, kind: type) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"client": Y, "clients": Y}, "an array 'client' and an array 'clients': only one may be"),
         ({"test": Y, "x_test": X, "y_test": Y}, "an array 'test' and an array 'x_test'"),
         ({"test": Y[:3]}, "x has 20 rows but test has 3"),
         ({"test": Y + 1}, r"the array 'test' must be 0 or 1, .*; row 1 .* holds '2'"),

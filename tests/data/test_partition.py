@@ -335,7 +335,7 @@ SMALL = labelled(50, 20, 5)
             {"classes_per_client": 0},
             r"partition\.classes_per_client must be 1\.\.5, not 0",
         ),
-        ("natural", 5, {}, "needs a client column, which toy does not have"),
+        ("natural", 5, {}, "needs the client of each row, which toy does not have"),
     ],
 )
 def test_what_cannot_be_divided_is_said(

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.dataset import Dataset, check
-from fedgist.data.sources import labelled_rows
-from fedgist.data.sources.labelled_rows import as_texts, held_out, moments
+from fedgist.data.sources import splits
 from fedgist.data.sources.loading import load_data
+from fedgist.data.sources.splits import as_texts, held_out, moments
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -84,6 +84,12 @@ def test_labels(
     assert (data.classes, data.num_classes, data.y.tolist()) == (classes, len(classes), codes)
 
 
+def test_arrays_that_are_not_read_are_named(tmp_path: Path) -> None:
+    data = read(tmp_path, {"x": X, "y": Y, "clients": Y, "ages": Y})
+    assert data.notes == ("arrays of x.npz that are not read: clients, ages",)
+    assert not read(tmp_path, {"x": X, "y": Y, "client": Y}).notes
+
+
 def test_clients(tmp_path: Path) -> None:
     clients = np.array(["bo", "al"] * 10)
     data = read(
@@ -91,17 +97,17 @@ def test_clients(tmp_path: Path) -> None:
         {
             "x": X,
             "y": Y,
-            "clients": clients,
+            "client": clients,
             "x_test": X[:3],
             "y_test": Y[:3],
-            "clients_test": np.array(["aa", "bo", "al"]),
+            "client_test": np.array(["aa", "bo", "al"]),
         },
     )
     assert data.clients is not None
     assert data.clients_test is not None
     assert data.clients.tolist() == [1, 0] * 10
     assert data.clients_test.tolist() == [2, 1, 0]  # "aa" has no training rows, so it comes last
-    data = read(tmp_path, {"x": X, "y": Y, "clients": np.arange(20) // 4 * 7})
+    data = read(tmp_path, {"x": X, "y": Y, "client": np.arange(20) // 4 * 7})
     assert data.clients is not None
     assert data.clients_test is not None
     assert torch.bincount(torch.cat([data.clients, data.clients_test])).tolist() == [4] * 5
@@ -115,7 +121,7 @@ def test_clients(tmp_path: Path) -> None:
         ({"x": X, "y": Y, "x_test": X}, {}, "no array 'y_test'; it holds x, y, x_test"),
         ({"x": X, "y": Y[:9]}, {}, "x.npz: x has 20 rows but y has 9"),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y[:9]}, {}, "x_test has 20 rows but y_test has 9"),
-        ({"x": X, "y": Y, "clients": Y[:3]}, {}, "x has 20 rows but clients has 3"),
+        ({"x": X, "y": Y, "client": Y[:3]}, {}, "x has 20 rows but client has 3"),
         (
             {"x": X, "y": np.eye(20)},
             {},
@@ -278,7 +284,7 @@ def test_moments_of_many_columns_are_measured_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x = torch.from_numpy(RNG.normal(3, 2, (7, 5, 2)).astype(np.float32))
-    monkeypatch.setattr(labelled_rows, "_NUMBERS_AT_ONCE", 30)  # two columns of fourteen numbers
+    monkeypatch.setattr(splits, "_NUMBERS_AT_ONCE", 30)  # two columns of fourteen numbers
     mean, std = moments(x, 1.0)
     assert mean == pytest.approx(x.double().numpy().mean((0, 2)))
     assert std == pytest.approx(x.double().numpy().std((0, 2)))

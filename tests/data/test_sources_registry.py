@@ -18,12 +18,14 @@ from fedgist.data.sources import SOURCES
 from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.locations import data_root
 from fedgist.errors import DataError, InputError
+from fedgist.options import shared_options
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_option_is_typed_and_keyword_only(name: str) -> None:
     parameters = inspect.signature(SOURCES[name]).parameters.values()
-    assert all(p.kind is p.KEYWORD_ONLY for p in parameters)
+    shared = shared_options(SOURCES[name])
+    assert all(p.kind is p.KEYWORD_ONLY or (shared and p.kind is p.VAR_KEYWORD) for p in parameters)
     assert all(p.annotation is not p.empty for p in parameters)
 
 

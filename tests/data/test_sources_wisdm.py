@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedgist.data.sources.arff_file import read_arff
-from fedgist.data.sources.labelled_rows import last_of_each
 from fedgist.data.sources.loading import load_data
+from fedgist.data.sources.splits import last_of_each
 from fedgist.data.sources.wisdm import ACTIVITIES, FILE
 from fedgist.errors import DataError
 from fedgist.recipe.reading import make

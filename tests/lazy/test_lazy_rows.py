@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedgist.core import random
 from fedgist.data.lazy_rows import LazyRows, as_numbers, held
 from fedgist.data.normalization import _merged
-from fedgist.data.sources.labelled_rows import moments
+from fedgist.data.sources.splits import moments
 from fedgist.engines.reader_pool import ReaderPool, _divided
 from fedgist.errors import DataError
 

@@ -41,7 +41,7 @@ def hospitals(folder: Path, names: list[str], **more: Any) -> Path:
     """Thirty rows of two classes, ten of each client."""
     file = folder / "hospitals.npz"
     x = RNG.normal(size=(10 * len(names), 3))
-    np.savez(file, x=x, y=np.arange(len(x)) % 2, clients=np.repeat(names, 10), **more)
+    np.savez(file, x=x, y=np.arange(len(x)) % 2, client=np.repeat(names, 10), **more)
     return file
 
 

@@ -17,7 +17,7 @@ from fedgist.data.label_check import (
     check_labels,
     check_none_is_missing,
 )
-from fedgist.data.lazy_rows import Inputs, LazyRows, outline
+from fedgist.data.lazy_rows import Inputs, LazyRows, lazy_or_none, outline
 from fedgist.data.table_columns import TABLE_FORM, Column, TableForm
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, listed
@@ -156,9 +156,8 @@ class Dataset:
 
     def with_inputs(self, x: Inputs, x_test: Inputs) -> Dataset:
         """Return the data with these examples ``(rows, *shape)``, tensors or lazy rows."""
-        lazy, lazy_test = (None if isinstance(part, Tensor) else part for part in (x, x_test))
         whole = replace(self, x=outline(x), x_test=outline(x_test))
-        return replace(whole, lazy=lazy, lazy_test=lazy_test)
+        return replace(whole, lazy=lazy_or_none(x), lazy_test=lazy_or_none(x_test))
 
 
 def check(data: Dataset, missing_labels: MissingLabels = "mask") -> Dataset:

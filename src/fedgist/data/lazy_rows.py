@@ -234,6 +234,11 @@ def outline(x: Inputs) -> Tensor:
     return x if isinstance(x, Tensor) else torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
+def lazy_or_none(x: Inputs) -> LazyRows | None:
+    """Return rows that are read when they are used; None for a tensor."""
+    return None if isinstance(x, Tensor) else x
+
+
 def held(x: Inputs, subject: str) -> Tensor:
     """Return rows ``(rows, *input)`` as a tensor; lazy rows are read now.
 

@@ -17,7 +17,7 @@ from fedgist.core.far_numbers import LOST, far_columns, far_moments
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import PIECE, Inputs, LazyRows, sample_of
-from fedgist.data.sources.labelled_rows import moments
+from fedgist.data.sources.splits import moments
 from fedgist.errors import DataError
 
 _LOOKED_AT = 64  # lazy rows that decide whether float32 holds a column

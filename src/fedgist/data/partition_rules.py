@@ -188,8 +188,8 @@ def natural(data: Dataset, num_clients: int, key: Tensor) -> Divided:
     """
     if data.clients is None:
         raise DataError(
-            f"partition.name = 'natural' needs a client column, which {data.name} does not have "
-            "(data.client = ...)"
+            f"partition.name = 'natural' needs the client of each row, which {data.name} does not "
+            "have (data.client = a column, or an array 'client')"
         )
     count = int(data.clients.max()) + 1
     if count != num_clients:

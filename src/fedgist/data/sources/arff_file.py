@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgist.data.sources.file_sizes import check_memory, regular
-from fedgist.data.sources.labelled_rows import Values
+from fedgist.data.sources.splits import Values
 from fedgist.errors import DataError, first_line
 
 # an optionally quoted name, then its values; WISDM writes no blank between the two

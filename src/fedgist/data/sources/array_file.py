@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedgist.data.sources.file_formats import NPY, ZIP, expect_format
 from fedgist.data.sources.file_sizes import check_memory, check_packing, read_up_to
-from fedgist.data.sources.labelled_rows import Values
+from fedgist.data.sources.splits import Values
 from fedgist.errors import DataError, first_line, listed
 
 ENDINGS = (".npz", ".npy")

@@ -10,9 +10,9 @@ import numpy as np
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.image_folder import read_images
 from fedgist.data.sources.image_pixels import size_of, stacked_images
-from fedgist.data.sources.labelled_rows import LabelledRows, dataset, last_of_each
 from fedgist.data.sources.leaf_file import Sample, read_leaf
 from fedgist.data.sources.locations import absent, data_root
+from fedgist.data.sources.splits import Split, dataset, last_of_each
 from fedgist.errors import DataError
 
 NAME = "celeba"
@@ -70,7 +70,7 @@ def celeba(*, image_size: int | list[int] = 84, root: Path | None = None) -> Dat
     x = stacked_images(read_images(files, size_of(image_size), _COLORS), len(files))
     labels = np.array([_label(sample) for sample in samples], dtype=object)
     people = np.array([sample.user for sample in samples], dtype=object)
-    rows, held = LabelledRows(x, labels, people), np.arange(len(samples)) >= count
+    rows, held = Split(x, labels, people), np.arange(len(samples)) >= count
     if count == len(samples):
         held = last_of_each(people, _HELD_OUT)
     return dataset(NAME, rows.take(~held), rows.take(held), classes=CLASSES)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fedgist.data.sources.labelled_rows import Values, in_order
+from fedgist.data.sources.splits import Values, in_order
 from fedgist.data.sources.table_file import TableFrame, numbers_and_gaps, texts
 from fedgist.errors import DataError
 

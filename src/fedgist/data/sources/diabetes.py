@@ -10,7 +10,7 @@ import torch
 
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.labelled_rows import moments
+from fedgist.data.sources.splits import moments
 from fedgist.data.sources.tabular import with_columns
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError

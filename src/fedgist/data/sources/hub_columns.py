@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedgist.core.objectives.target import Target
 from fedgist.data.sources.hub_splits import HubPart
-from fedgist.data.sources.labelled_rows import Missing
+from fedgist.data.sources.splits import Missing
 from fedgist.data.sources.stored_labels import label_columns
 from fedgist.errors import DataError, listed
 

@@ -14,14 +14,16 @@ import torch
 
 from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.lazy_rows import CHECKED, Inputs, LazyRows, outline, sample_of
+from fedgist.data.lazy_rows import CHECKED, Inputs, sample_of
 from fedgist.data.row_seeds import NO_SEED, own_draws
 from fedgist.data.sources.hub_columns import HubColumns, HubOptions
 from fedgist.data.sources.hub_rows import HubReader, files_of, hub_inputs
 from fedgist.data.sources.hub_splits import HubPart, is_split, is_splits, split_of
 from fedgist.data.sources.image_pixels import size_of
-from fedgist.data.sources.labelled_rows import (
-    LabelledRows,
+from fedgist.data.sources.map_rows import plain
+from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.splits import (
+    Split,
     Values,
     as_texts,
     dataset,
@@ -29,8 +31,6 @@ from fedgist.data.sources.labelled_rows import (
     note_on_left_out,
     refuse_fraction,
 )
-from fedgist.data.sources.map_rows import plain
-from fedgist.data.sources.read_modes import Read
 from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.errors import DataError, first_line, listed
 
@@ -169,18 +169,15 @@ def _part_with_a_value(part: HubPart, column: str) -> HubPart:
     )
 
 
-def labelled(
-    parts: Sequence[HubPart], x: Inputs, columns: HubColumns, target: Target
-) -> LabelledRows:
+def labelled(parts: Sequence[HubPart], x: Inputs, columns: HubColumns, target: Target) -> Split:
     """Return the rows of some splits, one after the other, with their labels and clients."""
     labels = np.concatenate([labels_of(part, columns, target) for part in parts])
     names = [clients_of(part, columns) for part in parts]
     clients = [part for part in names if part is not None]
-    lazy = x if isinstance(x, LazyRows) else None
-    return LabelledRows(outline(x), labels, np.concatenate(clients) if clients else None, lazy)
+    return Split(x, labels, np.concatenate(clients) if clients else None)
 
 
-def _held_out(given: Given, train: LabelledRows, fraction: float | None) -> Values:
+def _held_out(given: Given, train: Split, fraction: float | None) -> Values:
     """Return which training rows are test rows, Booleans (rows,); a share of each client's."""
     if fraction is None:
         return np.zeros(len(train.labels), dtype=bool)

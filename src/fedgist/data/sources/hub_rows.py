@@ -26,9 +26,9 @@ from fedgist.data.sources.image_pixels import (
     shared_size,
     stacked_images,
 )
-from fedgist.data.sources.labelled_rows import Missing, Values
 from fedgist.data.sources.read_choice import Notes, choice
 from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.splits import Missing, Values
 from fedgist.errors import DataError
 
 _LOOKED_AT = 64  # images that decide whether all are grey

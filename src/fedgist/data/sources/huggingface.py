@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
-from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.hub_columns import HubColumns, HubOptions
 from fedgist.data.sources.hub_given import hub_dataset, named_splits, with_a_class, with_a_client
-from fedgist.data.sources.labelled_rows import Missing, checked_fraction, refuse_fraction
 from fedgist.data.sources.optional_packages import need
 from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.splits import RowOptions, checked_fraction, refuse_fraction
 from fedgist.errors import DataError
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
@@ -31,13 +30,8 @@ def huggingface(
     image_size: int | list[int] | None = None,
     train: str = "train",
     test: str | None = None,
-    test_fraction: float | None = None,
-    missing: Missing = "refuse",
-    classes: Sequence[str] = (),
-    target: Target = "class",
-    missing_labels: MissingLabels = "refuse",
-    missing_clients: MissingClients = "refuse",
     read: Read = "auto",
+    **row_options: Unpack[RowOptions],
 ) -> Dataset:
     """Read a Hugging Face data set: labels, and a column of images or columns of numbers.
 
@@ -66,13 +60,6 @@ def huggingface(
         The split of training rows.
     test
         The split of test rows. The default is the split ``test``, if there is one.
-    test_fraction
-        Fraction of each class held out as test rows. Default 0.2. Not with a test split.
-    missing
-        What to do with a missing number. ``"refuse"``: it is an error. ``"mean"``: the mean of its
-        column over the training rows replaces it.
-    classes
-        Names of the classes in the order of their numbers.
 
     Notes
     -----
@@ -97,6 +84,8 @@ def huggingface(
         path = "ylecun/mnist"
         image = "image"
     """
+    test_fraction, missing = row_options.get("test_fraction"), row_options.get("missing", "refuse")
+    target, classes = row_options.get("target", "class"), row_options.get("classes", ())
     options = HubOptions(
         label, image, features, client, image_size, train, test, test_fraction, missing
     )
@@ -105,9 +94,9 @@ def huggingface(
         refuse_fraction(test_fraction, f"{path} has the split {test or 'test'!r}")
     else:
         options = replace(options, test_fraction=checked_fraction(test_fraction))
-    if missing_labels == "mask" and target == "class":
+    if row_options.get("missing_labels") == "mask" and target == "class":
         given = with_a_class(given, HubColumns.of(given.train[0], options, target))
-    if missing_clients == "drop":
+    if row_options.get("missing_clients") == "drop":
         given = with_a_client(given, HubColumns.of(given.train[0], options, target))
     data, _ = hub_dataset(given, options, read, target, classes=classes, stored=True)
     return replace(data, name=str(path))

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.lazy_rows import Inputs, LazyRows, outline, sample_of
+from fedgist.data.lazy_rows import Inputs, LazyRows, sample_of
 from fedgist.data.sources.file_identity import identity_of
 from fedgist.data.sources.file_sizes import fits, regular
 from fedgist.data.sources.image_pixels import (
@@ -30,16 +29,15 @@ from fedgist.data.sources.image_pixels import (
     stacked_images,
     upright_size,
 )
-from fedgist.data.sources.labelled_rows import (
-    LabelledRows,
-    Values,
-    dataset,
-    held_out,
-    refuse_fraction,
-)
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
 from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.splits import (
+    Split,
+    Values,
+    dataset,
+    refuse_fraction,
+)
 from fedgist.errors import DataError, first_line, listed
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".webp")
@@ -117,15 +115,9 @@ def folder(
     notes += notes_on_files([train] if test is None else [train, test])
     notes += [f"images that lose {loss}: {count}" for loss, count in losses.items()]
     labels = np.array([label for _, label in files], dtype=object)
-    if test is None:
-        held = held_out(labels, test_fraction)
-        kept, tested = (torch.from_numpy(mask) for mask in (~held, held))
-        parts = (x[kept], labels[~held]), (x[tested], labels[held])
-    else:
-        count = len(train_files)
-        parts = (x[:count], labels[:count]), (x[count:], labels[count:])
-    rows = (LabelledRows(outline(inputs), own) for inputs, own in parts)
-    data = dataset(top.name, *rows, classes=classes).with_inputs(parts[0][0], parts[1][0])
+    rows, is_test = Split(x, labels), np.arange(len(files)) >= len(train_files)
+    parts = (rows,) if test is None else (rows.take(~is_test), rows.take(is_test))
+    data = dataset(top.name, *parts, test_fraction=test_fraction, classes=classes)
     return replace(data, notes=(*data.notes, *notes))
 
 

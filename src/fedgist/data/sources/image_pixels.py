@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.sources.file_sizes import check_memory
-from fedgist.data.sources.labelled_rows import Values
+from fedgist.data.sources.splits import Values
 from fedgist.errors import DataError
 
 Picture = Any  # an image of pillow, which may not be installed

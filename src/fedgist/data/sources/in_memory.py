@@ -15,14 +15,6 @@ from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.label_check import check_labels
 from fedgist.data.lazy_rows import Inputs, LazyRows, outline
-from fedgist.data.sources.labelled_rows import (
-    Values,
-    codes,
-    held_out,
-    in_order,
-    moments,
-    refuse_fraction,
-)
 from fedgist.data.sources.python_objects import (
     are_texts,
     array,
@@ -33,6 +25,14 @@ from fedgist.data.sources.python_objects import (
     is_frame,
     label_values,
     table_of,
+)
+from fedgist.data.sources.splits import (
+    Values,
+    codes,
+    held_out,
+    in_order,
+    moments,
+    refuse_fraction,
 )
 from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.data.sources.tabular import encode, with_columns

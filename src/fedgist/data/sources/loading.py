@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import MissingFileError, readable
-from fedgist.data.sources.labelled_rows import OwnTestRowsError, checked_fraction
 from fedgist.data.sources.locations import data_root, expanded_path
 from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.splits import OwnTestRowsError, checked_fraction
 from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.data.usable_rows import Unlisted, usable
 from fedgist.errors import DataError, did_you_mean, shown
-from fedgist.options import Options, check_options
+from fedgist.options import Options, check_options, options_of
 
 TEST_FRACTION_KEY = "test_fraction"
 WORDS_FILE = "words.file"
@@ -76,7 +75,7 @@ def load_data(
     common |= {"missing_labels": "mask" if lenient else missing_labels, "unlisted": unlisted}
     common["missing_clients"] = missing_clients
     common |= {} if target is None else {"target": target}
-    taken = inspect.signature(source).parameters
+    taken, _ = options_of(source)
     if read == "lazy" and "read" not in taken:
         raise DataError(f"data.read = 'lazy': the rows of {name} are read once, into memory")
     arguments |= {key: value for key, value in common.items() if key in taken}

@@ -7,27 +7,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
-from fedgist.core.objectives.target import NUMERIC, Target
+from fedgist.core.objectives.target import NUMERIC
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MissingClients, MissingLabels
-from fedgist.data.lazy_rows import LazyRows, held, outline
+from fedgist.data.lazy_rows import LazyRows, held
 from fedgist.data.sources.file_identity import identity_of
 from fedgist.data.sources.file_sizes import fits, regular
-from fedgist.data.sources.labelled_rows import (
-    LabelledRows,
+from fedgist.data.sources.locations import existing
+from fedgist.data.sources.optional_packages import need
+from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.splits import (
+    RowOptions,
+    Split,
     Values,
     as_clients,
     as_mask,
     dataset,
     refuse_fraction,
-    split_rows,
 )
-from fedgist.data.sources.locations import existing
-from fedgist.data.sources.optional_packages import need
-from fedgist.data.sources.read_modes import Read
 from fedgist.data.sources.stored_labels import label_columns, stored_labels
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, first_line, listed
@@ -42,13 +42,9 @@ def parquet(
     label: str | list[str],
     client: str | None = None,
     test: str | None = None,
-    test_fraction: float | None = None,
     ignore: list[str] | None = None,
-    classes: Sequence[str] = (),
-    target: Target = "class",
-    missing_labels: MissingLabels = "refuse",
-    missing_clients: MissingClients = "refuse",
     read: Read = "auto",
+    **options: Unpack[RowOptions],
 ) -> Dataset:
     """Read a .parquet file of numeric columns, whole or a row group at a time.
 
@@ -63,19 +59,15 @@ def parquet(
         The column with the name of the client that owns a row.
     test
         A column that is 1 (true) for test rows and 0 (false) for the others.
-    test_fraction
-        Fraction of each class held out as test rows. Default 0.2. Not with ``test``.
     ignore
         Columns to leave out.
-    classes
-        Names of the classes in the order of their numbers.
 
     Notes
     -----
     All other columns are inputs, and must be numbers; the source ``table`` encodes categories.
     With ``data.read = "lazy"``, or if the rows would fill more than half of the memory, a row is
     read with its row group. A process keeps about 64 MB of row groups, so write small ones (a few
-    MB) if rows of a client are spread over the file. Missing numbers are refused.
+    MB) if rows of a client are spread over the file. Missing numbers of such rows are refused.
 
     Pooled normalization: mean and deviation of each column over all training rows, or over a sample
     of at most 2,048 rows if they are read lazily.
@@ -90,7 +82,7 @@ def parquet(
         label = "state"
         read = "lazy"
     """
-    file = existing(path)
+    file, target = existing(path), options.get("target", "class")
     labels = label_columns(label, target)
     aside = [*labels, *(name for name in (client, test) if name)]
     reader = GroupRows.of(file, [*aside, *(ignore or [])])
@@ -101,23 +93,15 @@ def parquet(
     if client is not None:
         owner = as_clients(_columns(file, [client])[:, 0], f"{file.name}: {client}")
     once = read == "once" or (read == "auto" and fits(len(lazy) * lazy.source.row_bytes))
-    x = held(lazy, file.name) if once else outline(lazy)
-    rows = LabelledRows(x, stored, owner, None if once else lazy)
-    if test is None:
-        parts = split_rows(rows, test_fraction)
-    else:
-        refuse_fraction(test_fraction, f"test = {test!r} names the test rows")
+    rows = Split(held(lazy, file.name) if once else lazy, stored, owner)
+    parts: tuple[Split, ...] = (rows,)
+    if test is not None:
+        refuse_fraction(options.get("test_fraction"), f"test = {test!r} names the test rows")
         mask = as_mask(_columns(file, [test])[:, 0], f"{file.name}: {test}")
         parts = rows.take(~mask), rows.take(mask)
-    names = labels if target in NUMERIC else classes
-    data = dataset(
-        file.name,
-        *parts,
-        classes=names,
-        target=target,
-        missing_labels=missing_labels,
-        missing_clients=missing_clients,
-    )
+    if target in NUMERIC:
+        options["classes"] = labels
+    data = dataset(file.name, *parts, **options)
     return replace(data, columns=tuple(Column(name) for name in reader.columns))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.sources.array_file import exact_type
-from fedgist.data.sources.labelled_rows import Values, as_texts, whole_numbers
+from fedgist.data.sources.splits import Values, as_texts, whole_numbers
 from fedgist.data.sources.table_file import Table, TableFrame, without_row_numbers
 from fedgist.data.sources.tabular import column_of
 from fedgist.data.table_columns import Column

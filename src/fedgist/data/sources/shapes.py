@@ -12,7 +12,7 @@ from fedgist.core import random
 from fedgist.core.bounds import NonNegative, PositiveInt
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.labelled_rows import moments
+from fedgist.data.sources.splits import moments
 from fedgist.errors import DataError
 
 CLASSES = ("background", "disc", "square", "cross")

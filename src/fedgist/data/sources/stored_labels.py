@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedgist.core.objectives.target import IN_WORDS, NUMERIC, Target
-from fedgist.data.sources.labelled_rows import Values, as_texts
+from fedgist.data.sources.splits import Values, as_texts
 from fedgist.errors import DataError
 
 _NUMBERS = "biuf"  # NumPy's kinds of types

@@ -21,8 +21,8 @@ from fedgist.data.sources.file_sizes import (
     regular,
     usable_memory,
 )
-from fedgist.data.sources.labelled_rows import Values
 from fedgist.data.sources.optional_packages import need
+from fedgist.data.sources.splits import Values
 from fedgist.data.table_columns import MISSING_SIGNS, TABLE_FORM, TableForm
 from fedgist.errors import DataError, first_line, listed
 

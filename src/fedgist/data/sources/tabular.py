@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.column_kinds import KINDS, Numbers, is_number, kind_of
 from fedgist.data.sources.file_sizes import check_memory
-from fedgist.data.sources.labelled_rows import (
-    LabelledRows,
+from fedgist.data.sources.locations import existing
+from fedgist.data.sources.splits import (
     Missing,
+    RowOptions,
+    Split,
     Values,
     as_mask,
     as_texts,
@@ -27,7 +28,6 @@ from fedgist.data.sources.labelled_rows import (
     note_on_left_out,
     refuse_fraction,
 )
-from fedgist.data.sources.locations import existing
 from fedgist.data.sources.stored_labels import label_columns
 from fedgist.data.sources.table_file import (
     TableFrame,
@@ -54,19 +54,14 @@ def table(
     label: str | list[str],
     client: str | None = None,
     test: str | Path | None = None,
-    test_fraction: float | None = None,
     columns: dict[str, str | list[str]] | None = None,
     ignore: list[str] | None = None,
     annotations: list[str] | None = None,
-    missing: Missing = "refuse",
     missing_signs: list[str] | None = None,
     kinds: dict[str, str] | None = None,
     sep: str | None = None,
-    classes: Sequence[str] = (),
-    target: Target = "class",
-    missing_labels: MissingLabels = "refuse",
-    missing_clients: MissingClients = "refuse",
     unlisted: Unlisted = "refuse",
+    **options: Unpack[RowOptions],
 ) -> Dataset:
     """Read a table with a column of labels. The other columns are numbers or categories.
 
@@ -82,8 +77,6 @@ def table(
     test
         A column that is 1 (true) for test rows and 0 (false) for the others, or a second table with
         the test rows.
-    test_fraction
-        Fraction of each class held out as test rows. Default 0.2. Not with ``test``.
     columns
         The columns to use, each ``"number"`` or the list of its categories. State them if several
         sites must encode columns in the same way; an unlisted category is then an error. The
@@ -93,10 +86,6 @@ def table(
         Columns to leave out.
     annotations
         Numeric columns that are not inputs. Methods may read them for each training row.
-    missing
-        What to do with a missing number. ``"refuse"``: it is an error. ``"mean"``: the mean of its
-        column over the training rows replaces it. An empty cell among categories is a category of
-        its own.
     missing_signs
         Further signs of a missing number or label, such as ``["unknown", "-9"]``.
     kinds
@@ -105,8 +94,6 @@ def table(
     sep
         The character between the cells of a .csv or .tsv file, if it is another one, such as
         ``";"``.
-    classes
-        Names of the classes in the order of their numbers.
 
     Notes
     -----
@@ -114,7 +101,8 @@ def table(
     cell is an error, unless it is a sign of a missing value: empty, ``na``, ``n/a``, ``nan``,
     ``null``, ``none``, ``?``, or one of ``missing_signs``. Dates, times, percentages, numbers with
     a unit, and more than 20 different texts are no categories, and are errors. Any other column has
-    categories, and each category becomes a 0/1 column. A column without a name that numbers the
+    categories, and each category becomes a 0/1 column; an empty cell among categories is a category
+    of its own. A column without a name that numbers the
     rows is left out. Labels are whole numbers or texts, numbered in sorted order. A label that is a
     sign of a missing value is missing, unless ``classes`` lists it. Pooled normalization: mean and
     deviation of each column of numbers over all training rows, those held out for validation
@@ -137,9 +125,9 @@ def table(
         town = ["Bonn", "Ulm"]
     """
     form = TableForm.of(sep, missing_signs or ())
+    target, missing = options.get("target", "class"), options.get("missing", "refuse")
     labels = label_columns(label, target)
-    reading = _Reading(form, labels, target, classes, client, missing_labels, missing_clients)
-    whole, train, held = reading.parts(path, test, test_fraction)
+    whole, train, held = _Reading(form, labels, client, options).parts(path, test)
     beside = annotations or []
     marks = (client, str(test) if str(test) in whole.frame.columns else None)
     aside = [*labels, *(name for name in marks if name), *beside]
@@ -149,14 +137,14 @@ def table(
     numbered = is_number(whole, labels[0])
     _room(whole.name, len(train.frame) + len(held.frame), used)
     train_rows, test_rows = (
-        LabelledRows(
+        Split(
             encode(part, used, missing=gaps),
             labels_of(part, labels, target, numbered=numbered),
             _clients(part, client),
         )
         for part in (train, held)
     )
-    names = labels if target in NUMERIC else classes
+    names = labels if target in NUMERIC else options.get("classes", ())
     data = dataset(train.name, train_rows, test_rows, classes=names, missing=missing, target=target)
     numbers = encode(train, [Column(name) for name in beside], missing=gaps).T.float()
     notes = tuple(dict.fromkeys((*data.notes, *whole.notes, *held.notes, *of_columns)))
@@ -174,18 +162,20 @@ class _Reading:
 
     form: TableForm
     labels: list[str]
-    target: Target
-    classes: Sequence[str]
     client: str | None
-    missing_labels: MissingLabels
-    missing_clients: MissingClients
+    options: RowOptions
+
+    @property
+    def target(self) -> Target:
+        """The form of the labels."""
+        return self.options.get("target", "class")
 
     def parts(
-        self, path: str | Path, test: str | Path | None, test_fraction: float | None
+        self, path: str | Path, test: str | Path | None
     ) -> tuple[TableFrame, TableFrame, TableFrame]:
         """Return the rows of a file that are used, and its training rows and test rows."""
         whole = self.usable(load_table(existing(path), self.form))
-        mask = _test_rows(whole, self, test, test_fraction)
+        mask = _test_rows(whole, self, test)
         if test is None or str(test) in whole.frame.columns:
             return whole, whole.take(~mask), whole.take(mask)
         return whole, whole, self.usable(load_table(existing(test), self.form))
@@ -196,15 +186,17 @@ class _Reading:
 
     def _owned(self, rows: TableFrame) -> TableFrame:
         name = self.client
-        if self.missing_clients != "drop" or name is None or name not in rows.frame.columns:
+        drops = self.options.get("missing_clients") == "drop"
+        if not drops or name is None or name not in rows.frame.columns:
             return rows
         absent = np.array([cell.strip() == "" for cell in texts(rows, name)], dtype=bool)
         return _without(rows, absent, "client")
 
     def _labelled(self, rows: TableFrame) -> TableFrame:
         expect(rows, self.labels)
+        refuses = self.options.get("missing_labels", "refuse") == "refuse"
         if self.target in NUMERIC:
-            if self.missing_labels == "refuse":
+            if refuses:
                 return rows
             absent = np.all([is_missing(rows, name) for name in self.labels], axis=0)
             return _without(rows, absent, "label")
@@ -212,8 +204,9 @@ class _Reading:
         absent = is_missing(rows, name)
         if not absent.any():
             return rows
-        absent &= np.array([cell not in self.classes for cell in texts(rows, name)], dtype=bool)
-        if self.missing_labels == "refuse":
+        listed_signs = self.options.get("classes", ())
+        absent &= np.array([cell not in listed_signs for cell in texts(rows, name)], dtype=bool)
+        if refuses:
             check_filled(rows, name, "label", absent, _LABEL_CURE)
         return _without(rows, absent, "label")
 
@@ -253,10 +246,9 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
     return rows, width
 
 
-def _test_rows(
-    whole: TableFrame, reading: _Reading, test: str | Path | None, test_fraction: float | None
-) -> Values:
+def _test_rows(whole: TableFrame, reading: _Reading, test: str | Path | None) -> Values:
     """Return Booleans (rows,), true for a test row; all false if test rows have their own table."""
+    test_fraction = reading.options.get("test_fraction")
     if test is None:
         numbered = is_number(whole, reading.labels[0])
         labels = labels_of(whole, reading.labels, reading.target, numbered=numbered)

@@ -11,8 +11,8 @@ from fedgist.core.objectives.target import Target
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.file_formats import expect_text
 from fedgist.data.sources.file_sizes import check_memory, regular
-from fedgist.data.sources.labelled_rows import note_on_left_out, refuse_fraction
 from fedgist.data.sources.locations import existing
+from fedgist.data.sources.splits import note_on_left_out, refuse_fraction
 from fedgist.data.sources.table_file import is_missing, is_table, load_table
 from fedgist.data.sources.text_rows import SplitTexts, Texts, note_on_empty
 from fedgist.data.vocabulary import sentences_of

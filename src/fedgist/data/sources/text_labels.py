@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.objectives.target import IN_WORDS, Target
-from fedgist.data.sources.labelled_rows import codes, in_order
+from fedgist.data.sources.splits import codes, in_order
 from fedgist.errors import DataError, listed
 
 Labels = Sequence[Sequence[str]] | None

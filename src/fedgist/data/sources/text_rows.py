@@ -14,8 +14,8 @@ from fedgist.core.objectives.next_word import BEGIN, END, PADDING
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
-from fedgist.data.sources.labelled_rows import checked_fraction, codes, in_order, last_of_each
 from fedgist.data.sources.locations import existing
+from fedgist.data.sources.splits import checked_fraction, codes, in_order, last_of_each
 from fedgist.data.sources.text_labels import label_names, label_numbers
 from fedgist.data.vocabulary import (
     Rule,

@@ -15,8 +15,8 @@ from fedgist.data.sources.array_file import ENDINGS as ARRAYS
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
 from fedgist.data.sources.image_pixels import stacked_images
-from fedgist.data.sources.labelled_rows import Values, fill_in
 from fedgist.data.sources.locations import existing, expanded_path
+from fedgist.data.sources.splits import Values, fill_in
 from fedgist.data.sources.table_file import TABLES, TableFrame, is_table, load_table
 from fedgist.data.sources.tabular import encode
 from fedgist.data.table_columns import Column

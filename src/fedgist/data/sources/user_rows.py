@@ -16,10 +16,10 @@ from fedgist.data.lazy_rows import Inputs, LazyRows, check_repeatable, held
 from fedgist.data.sources.hub_columns import NONE_STATED, HubOptions
 from fedgist.data.sources.hub_given import hub_dataset, splits_given
 from fedgist.data.sources.in_memory import split_in_memory
-from fedgist.data.sources.labelled_rows import Values, held_out, refuse_fraction
 from fedgist.data.sources.map_rows import MapRows, MapStyle, files_of, is_map_style, labels_of
 from fedgist.data.sources.read_choice import Notes, choice
 from fedgist.data.sources.read_modes import Read
+from fedgist.data.sources.splits import Values, held_out, refuse_fraction
 from fedgist.errors import DataError
 
 Split = tuple[MapStyle, MapStyle | None]  # training rows, and test rows if there are any

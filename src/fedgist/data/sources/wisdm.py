@@ -10,8 +10,8 @@ import torch
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.arff_file import read_arff
-from fedgist.data.sources.labelled_rows import LabelledRows, dataset, last_of_each
 from fedgist.data.sources.locations import absent, data_root
+from fedgist.data.sources.splits import Split, dataset, last_of_each
 from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, listed
 
@@ -66,7 +66,7 @@ def wisdm(*, root: Path | None = None) -> Dataset:
     people, activities = columns.pop(PERSON), columns.pop(ACTIVITY)
     columns.pop(NUMBER, None)
     x = torch.from_numpy(np.stack(list(columns.values()), axis=1).astype(np.float32))
-    rows = LabelledRows(x, activities, people)
+    rows = Split(x, activities, people)
     held = last_of_each(people + "/" + activities, _HELD_OUT)
     train, test = rows.take(~held), rows.take(held)
     data = dataset(NAME, train, test, classes=ACTIVITIES, missing="mean")

@@ -1,4 +1,4 @@
-"""Labelled rows of a user's data, and the data set made of them.
+"""Splits of a user's labelled rows, and the data set made of them.
 
 Test rows are held out, labels and clients are numbered, and mean and std are computed.
 """
@@ -6,8 +6,8 @@ Test rows are held out, labels and clients are numbered, and mean and std are co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.core.random import key, permutation
 from fedgist.data.dataset import Dataset
 from fedgist.data.label_check import MANY_CLASSES, MissingClients, MissingLabels
-from fedgist.data.lazy_rows import LazyRows, outline
+from fedgist.data.lazy_rows import Inputs, lazy_or_none, outline
 from fedgist.errors import DataError, listed
 
 Values = NDArray[Any]
@@ -28,31 +28,49 @@ _NUMBERS_AT_ONCE = 1 << 24
 _EXACT = 2**53  # beyond this, double precision does not hold every whole number
 
 
-@dataclass(frozen=True, eq=False)
-class LabelledRows:
-    """Examples ``x`` ``(rows, *shape)``, their labels, and their clients if known.
+class RowOptions(TypedDict, total=False):
+    """The options of every source of a user's own rows, as :func:`dataset` takes them."""
 
-    ``clients`` are an array (rows,) of text, as :func:`as_texts` returns it. So are ``labels``, or
-    they are numbers (rows, outputs), with NaN where one is missing, or the classes of pixels (rows,
-    height, width), -1 where it is missing. ``lazy`` reads the examples if ``x`` has only their
-    shape and type.
+    test_fraction: float | None
+    """Fraction of each class held out as test rows. Default 0.2. Not with test rows of their own.
+    """
+    missing: Missing
+    """What to do with a missing number (NaN).
+
+    ``"refuse"``, the default: it is an error. ``"mean"``: the mean of its column over the training
+    rows replaces it.
+    """
+    classes: Sequence[str]
+    """Names of the classes in the order of their numbers."""
+    target: Target
+    """The form of the labels, which the objective determines."""
+    missing_labels: MissingLabels
+    """Whether single labels may be missing."""
+    missing_clients: MissingClients
+    """What to do with a row without a client."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Examples ``inputs`` ``(rows, *shape)``, their labels, and their clients if known.
+
+    Inputs are a tensor, or rows that are read when they are used. ``clients`` are an array (rows,)
+    of text, as :func:`as_texts` returns it. So are ``labels``, or they are numbers (rows, outputs),
+    with NaN where one is missing, or the classes of pixels (rows, height, width), -1 where it is
+    missing.
     """
 
-    x: Tensor
+    inputs: Inputs
     labels: Values
     clients: Values | None = None
-    lazy: LazyRows | None = field(default=None, repr=False)
     ownerless: int = 0  # rows without a client, which are not among these
 
-    def take(self, mask: Values) -> LabelledRows:
+    def take(self, mask: Values) -> Split:
         """Return the rows where the Boolean ``mask`` (rows,) is true."""
         clients = None if self.clients is None else self.clients[mask]
-        chosen = torch.from_numpy(mask)
-        lazy = None if self.lazy is None else self.lazy[chosen]
-        x = self.x[chosen] if lazy is None else outline(lazy)
-        return LabelledRows(x, self.labels[mask], clients, lazy)
+        return Split(self.inputs[torch.from_numpy(mask)], self.labels[mask], clients)
 
-    def owned(self, missing_clients: MissingClients, subject: str) -> LabelledRows:
+    def owned(self, missing_clients: MissingClients, subject: str) -> Split:
         """Return the rows that have a client.
 
         Raises
@@ -75,7 +93,7 @@ def note_on_left_out(count: int, lack: str = "label") -> tuple[str, ...]:
     return (f"rows that are left out because they have no {lack}: {count}",) if count else ()
 
 
-def with_a_label(rows: LabelledRows, target: Target) -> LabelledRows:
+def with_a_label(rows: Split, target: Target) -> Split:
     """Return the rows that have a number, a label or a pixel's class: all, if rows have classes."""
     if target in NUMERIC:
         return rows.take(~np.all(np.isnan(rows.labels), axis=1))
@@ -141,7 +159,7 @@ def last_of_each(groups: Values, fraction: float) -> Values:
     return mask
 
 
-def split_rows(rows: LabelledRows, fraction: float | None) -> tuple[LabelledRows, LabelledRows]:
+def split_rows(rows: Split, fraction: float | None) -> tuple[Split, Split]:
     """Split rows into training rows and test rows, as chosen by :func:`held_out`."""
     mask = held_out(rows.labels, fraction)
     return rows.take(~mask), rows.take(mask)
@@ -260,9 +278,10 @@ def as_mask(values: Values, subject: str) -> Values:
 
 def dataset(
     name: str,
-    train: LabelledRows,
-    test: LabelledRows,
+    train: Split,
+    test: Split | None = None,
     *,
+    test_fraction: float | None = None,
     classes: Sequence[str] = (),
     missing: Missing = "refuse",
     target: Target = "class",
@@ -271,29 +290,32 @@ def dataset(
 ) -> Dataset:
     """Make a data set: number labels and clients in sorted order, compute the moments.
 
-    Clients without training rows come after the others. ``classes`` gives the order of the classes
-    if it is not the sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
+    Without ``test`` the share ``test_fraction`` of the training rows is held out. Clients without
+    training rows come after the others. ``classes`` gives the order of the classes if it is not the
+    sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
     With ``missing_labels = "mask"`` rows without any label are left out, with a note. So are rows
     without a client with ``missing_clients = "drop"``.
     """
+    train, test = split_rows(train, test_fraction) if test is None else (train, test)
     train, test = (rows.owned(missing_clients, name) for rows in (train, test))
     given = len(train.labels) + len(test.labels)
     if missing_labels == "mask":
         train, test = with_a_label(train, target), with_a_label(test, target)
-    if not len(train.x) or not train.x[0].numel():
-        raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
+    first, last = (outline(rows.inputs) for rows in (train, test))
+    if not len(first) or not first[0].numel():
+        raise DataError(f"{name} has no training {'columns' if len(first) else 'rows'}")
     names, (y, y_test) = _labels(name, train, test, classes, target)
-    x, x_test = narrowed(train.x, test.x)
+    x, x_test = narrowed(first, last)
     fill = means(name, x) if missing == "mean" else None
     x, x_test = fill_in(x, fill), fill_in(x_test, fill)
-    scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
+    scale = 255.0 if first.dtype == torch.uint8 else 1.0
     mean, std = moments(x, scale)
     clients = _all_clients(train, test)
     return Dataset(
         name,
         *(x, y, x_test, y_test, len(names), scale, mean, std),
-        lazy=train.lazy,
-        lazy_test=test.lazy,
+        lazy=lazy_or_none(train.inputs),
+        lazy_test=lazy_or_none(test.inputs),
         classes=names,
         fill=fill,
         clients=None if train.clients is None else codes(train.clients, clients),
@@ -309,7 +331,7 @@ def dataset(
 
 
 def _labels(
-    name: str, train: LabelledRows, test: LabelledRows, classes: Sequence[str], target: Target
+    name: str, train: Split, test: Split, classes: Sequence[str], target: Target
 ) -> tuple[tuple[str, ...], tuple[Tensor, Tensor]]:
     """Return the names of what is predicted, and the labels of training and test rows."""
     if target in NUMERIC:
@@ -360,7 +382,7 @@ def _classes_of(name: str, labels: Values) -> tuple[str, ...]:
     return classes
 
 
-def _all_clients(train: LabelledRows, test: LabelledRows) -> tuple[str, ...]:
+def _all_clients(train: Split, test: Split) -> tuple[str, ...]:
     """Return the clients with training rows, then the clients with only test rows."""
     trained, tested = (set() if r.clients is None else set(r.clients) for r in (train, test))
     return in_order(trained) + in_order(tested - trained)
