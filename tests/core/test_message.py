@@ -22,11 +22,11 @@ from fedgist.core.message import (
     pack,
     payload_bytes,
     reduction,
-    refuse,
     registered,
     total,
     type_name,
     unpack,
+    why_refused,
 )
 from fedgist.core.tree import build, named, tree
 from fedgist.errors import MessageError
@@ -249,22 +249,22 @@ NAMED = Form.of(Named({"a": GOOD.a, "b": GOOD.b}))
     ],
 )
 def test_the_gate_says_why_it_refuses(value: object, why: str | None) -> None:
-    assert refuse(value, EXPECTED) == why
+    assert why_refused(value, EXPECTED) == why
 
 
 def test_the_gate_names_what_is_missing_or_too_much() -> None:
-    assert refuse(Named({"a": GOOD.a}), NAMED) == "rows/b is missing"
+    assert why_refused(Named({"a": GOOD.a}), NAMED) == "rows/b is missing"
     extra = Named({"a": GOOD.a, "b": GOOD.b, "c": GOOD.b})
-    assert refuse(extra, NAMED) == "rows/c was not asked for"
+    assert why_refused(extra, NAMED) == "rows/c was not asked for"
 
 
 def test_the_norm_is_that_of_all_arrays_together() -> None:
     # rejects a bound on each array by itself
     value = Named({"a": torch.full((1,), 3.0), "b": torch.full((1,), 4.0)})
     form = Form.of(value)
-    assert refuse(value, dataclasses.replace(form, max_norm=5.0)) is None
+    assert why_refused(value, dataclasses.replace(form, max_norm=5.0)) is None
     why = "its norm is 5, above clients.max_norm = 4.9"
-    assert refuse(value, dataclasses.replace(form, max_norm=4.9)) == why
+    assert why_refused(value, dataclasses.replace(form, max_norm=4.9)) == why
 
 
 def test_a_type_is_found_by_its_registered_name_alone() -> None:

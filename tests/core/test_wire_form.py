@@ -18,9 +18,9 @@ from fedgist.core.message import (
     pack,
     payload_bytes,
     payloads,
-    refuse,
     unpack,
     why_not_summable,
+    why_refused,
 )
 from fedgist.core.tree import map_leaves, stack
 from fedgist.core.wire_form import FLAGS, NONZERO, SIGNS, rows_where
@@ -94,7 +94,7 @@ def test_rows_that_are_not_there_cost_nothing_and_come_back_as_zeros(
 
 def test_noise_on_the_counts_makes_every_row_travel() -> None:
     value = map_leaves(lambda leaf: leaf + 0.5, means([2, 0, 0, 1]))
-    assert refuse(Means(value.total, value.count, torch.ones(4)), Form.of(value)) is None
+    assert why_refused(Means(value.total, value.count, torch.ones(4)), Form.of(value)) is None
     assert payload_bytes(value) == 4 * 3 * 4 + (1 + 4 * 4) + 1
 
 
@@ -108,19 +108,19 @@ def test_the_gate_refuses_what_cannot_travel_and_says_who() -> None:
     good = votes([(5,)], 1)
     half = Votes({"layer|0": torch.full((5,), 0.5)}, torch.ones(()))
     why = "signs/layer|0 holds something else than -1 and 1"
-    assert refuse(half, Form.of(good)) == why
+    assert why_refused(half, Form.of(good)) == why
     passed, reasons = screen_uploads(stack([good, half, good]), Form.of(good), 3)
     assert reasons == {1: why}
     assert torch.equal(passed.signs["layer|0"], 2 * good.signs["layer|0"])
     bad = Means(torch.ones(2, 3), torch.tensor([1.0, 0.0]), torch.ones(2))
-    assert refuse(bad, Form.of(bad)) == "total is not zero where count is"
+    assert why_refused(bad, Form.of(bad)) == "total is not zero where count is"
     assert screen_uploads(stack([means([1, 2]), bad]), Form.of(bad), 2)[1] == {
-        1: refuse(bad, Form.of(bad))
+        1: why_refused(bad, Form.of(bad))
     }
     short = Means(torch.ones(3, 3), torch.ones(2), torch.ones(2))
-    assert refuse(short, Form.of(short)) == "total must begin with the shape of count"
+    assert why_refused(short, Form.of(short)) == "total must begin with the shape of count"
     flags = Means(torch.ones(2, 3), torch.ones(2), torch.tensor([0.0, -1.0]))
-    assert refuse(flags, Form.of(flags)) == "here holds something else than 0 and 1"
+    assert why_refused(flags, Form.of(flags)) == "here holds something else than 0 and 1"
 
 
 def test_sums_of_signs_are_numbers() -> None:

@@ -14,7 +14,7 @@ import torch
 import fedgist
 from changed_wires import ANY_SIZE, only, resealed, with_wire
 from fedgist.core import random
-from fedgist.core.message import Form, refuse
+from fedgist.core.message import Form, why_refused
 from fedgist.core.method import Context, Nothing, Order
 from fedgist.core.tree import map_leaves, named
 from fedgist.engines.engine import Engine, Simulation, TrainingLoss
@@ -450,7 +450,7 @@ def test_forms_by_fake_tensors_are_those_of_real_rows(
             down = method.download(fed.server, order, ctx)
             forms += [upload_form(method, ctx, order.architecture, down)]
             forms += [download_form(method, ctx, order)]
-            assert refuse(down, forms[-1]) is None
+            assert why_refused(down, forms[-1]) is None
     half = len(forms) // 2
     assert forms[:half] == forms[half:]
 

@@ -206,7 +206,7 @@ class Form:
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.arrays.values())
 
 
-def refuse(value: object, form: Form) -> str | None:
+def why_refused(value: object, form: Form) -> str | None:
     """Return why a message is unacceptable, or None: the one check that all messages pass.
 
     It checks the type, the arrays' names, element types and shapes (and so the size). It checks

@@ -21,9 +21,9 @@ from fedgist.core.message import (
     Form,
     can_be_summed,
     reduction,
-    refuse,
     why_not_as_declared,
     why_not_summable,
+    why_refused,
 )
 from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.peer_method import PeerMethod
@@ -118,7 +118,7 @@ def screen_uploads(message: Tree, form: Form, count: int) -> tuple[Any, dict[int
         and why_not_as_declared(named(message), form) is None
     ):
         return seen, {}
-    reasons = {k: why for k in range(count) if (why := refuse(take(message, k), form))}
+    reasons = {k: why for k in range(count) if (why := why_refused(take(message, k), form))}
     passed = torch.tensor([k for k in range(count) if k not in reasons], dtype=torch.int64)
     accepted = take(message, passed)
     return map_leaves(lambda leaf: leaf.sum(0), accepted) if adds else accepted, reasons

@@ -1,4 +1,4 @@
-"""One round: select clients, train them, aggregate, evaluate, and record.
+"""One round: select clients, let them train, aggregate, evaluate, and make the record's line.
 
 This module depends on the interfaces of methods and engines, but on no particular method or engine.
 It never reads the rows or the state of clients. Central noise is added to the totals of a stage
@@ -32,7 +32,7 @@ from fedgist.engines.engine import (
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import as_workers_do, on_threads
-from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
+from fedgist.engines.server_function_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.engines.sharding import merged
 from fedgist.errors import TooFewRepliesError
 from fedgist.runs import divergence, evaluation, lost_models

@@ -26,7 +26,7 @@ from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
 from fedgist.engines.plans.plan import Plan
-from fedgist.engines.server_check import sums_of
+from fedgist.engines.server_function_check import sums_of
 from fedgist.errors import (
     FedgistError,
     InputError,

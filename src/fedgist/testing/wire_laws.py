@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.counts import CountRange, count_fields
-from fedgist.core.message import refuse
+from fedgist.core.message import why_refused
 from fedgist.core.method import Context, Order
 from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.core.wire_form import Bits, form_of
@@ -300,7 +300,9 @@ def bad_uploads_are_refused(subject: MethodUnderTest) -> None:
     """Validate corrupted uploads of every stage, which must be refused."""
     for stage in subject.walk:
         (_, message), form = stage.uploads[0], stage.form(0)
-        assert refuse(message, form) is None, f"a good upload is refused: {refuse(message, form)}"
+        assert why_refused(message, form) is None, (
+            f"a good upload is refused: {why_refused(message, form)}"
+        )
         arrays = named(message)
         numbers = any(a.is_floating_point() for a in arrays.values())
         hows = ["nan", "inf", "-inf", "wrong shape", "oversized", "wrong type"]
@@ -308,7 +310,7 @@ def bad_uploads_are_refused(subject: MethodUnderTest) -> None:
         for how in hows:
             if not arrays or (how in {"nan", "inf", "-inf"} and not numbers):
                 continue
-            reason = refuse(spoiled(message, how), form)
+            reason = why_refused(spoiled(message, how), form)
             names_array = reason is not None and any(name in reason for name in arrays)
             assert names_array, f"an upload that is {how} was not refused by name: {reason}"
 

@@ -23,7 +23,15 @@ from torch import Tensor
 
 from fedgist.core.counts import MOST_ROWS
 from fedgist.core.finite_scores import LOST
-from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse, scope, total
+from fedgist.core.message import (
+    Form,
+    is_finite,
+    payload_bytes,
+    reduction,
+    scope,
+    total,
+    why_refused,
+)
 from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.objectives.metrics import LOSS, Metric
 from fedgist.core.replies import Asked, Subtotal
@@ -494,7 +502,11 @@ class RemoteEngine:
     def _count(self, pending: _Asked, key: OrderKey, messages: Mapping[str, Tree]) -> None:
         number, stage, client, architecture = key
         upload = messages.get("upload")
-        if reason := refuse(upload, pending.form) if upload is not None else "it holds no upload":
+        if (
+            reason := why_refused(upload, pending.form)
+            if upload is not None
+            else "it holds no upload"
+        ):
             raise MessageError(reason)
         self.inbox.answered.add(key)
         if reduction(type(upload)) == "sum":

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.finite_scores import LOST
-from fedgist.core.message import Form, payload_bytes, reduction, refuse
+from fedgist.core.message import Form, payload_bytes, reduction, why_refused
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.objectives.metrics import LOSS
 from fedgist.core.tree import Tree, take
@@ -245,7 +245,7 @@ class Site:
                 f"{request.purpose}"
             )
         form = self._form(request.round, request.stage, request.architecture)
-        if reason := refuse(messages["download"], form):
+        if reason := why_refused(messages["download"], form):
             raise MessageError(f"the download is not valid: {reason}")
         return messages["download"]
 
