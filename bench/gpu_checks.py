@@ -118,7 +118,7 @@ class Bits:
     @staticmethod
     def of(result: Any) -> Bits:
         """Return the bits of a finished run."""
-        arrays = result.federation.checkpoint().copied().arrays()
+        arrays = result.server_run.checkpoint().copied().arrays()
         return Bits(arrays, [without_times(line) for line in result.rounds])
 
     def compared(self, other: Bits) -> Figures:

@@ -71,8 +71,8 @@ def goes_on(
     assert saved is not None
     assert saved.round == place[0] - 1
     again = fedgist.run(recipe, out=folder / "cut", resume=True, **parts)
-    for name, array in whole.federation.checkpoint().server.items():
-        assert torch.equal(array, again.federation.checkpoint().server[name]), name
+    for name, array in whole.server_run.checkpoint().server.items():
+        assert torch.equal(array, again.server_run.checkpoint().server[name]), name
     for line, other in zip(whole.rounds, again.rounds, strict=True):
         assert without_times(line) == without_times(other)
         assert list(line) == list(other), "the record's bytes are the same, but for times"

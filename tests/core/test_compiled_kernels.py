@@ -296,11 +296,11 @@ def test_the_servers_own_models_have_the_kernels_too() -> None:
             "engine": {"workers": 1, "server_threads": 1, "plans": dict.fromkeys("ab", plan)},
         }
         result = fedgist.run(recipe, data=data, public=images)
-        task = result.federation.side.task
+        task = result.server_run.side.task
         assert [task.starts["a"].arch.module.get_submodule(n).kernel for n in names] == (
             ["compiled", "compiled", "grouped"] if kernels else ["grouped"] * 3
         )
-        weights.append(result.federation.checkpoint().server)
+        weights.append(result.server_run.checkpoint().server)
     for name, array in weights[0].items():
         torch.testing.assert_close(weights[1][name], array, rtol=1e-3, atol=1e-3)
 

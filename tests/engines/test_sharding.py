@@ -165,9 +165,9 @@ def recipe(rounds: int = 2, **engine: Any) -> dict[str, Any]:
 
 
 def arrays_of(result: Result) -> dict[str, Tensor]:
-    engine = result.federation.engine
+    engine = result.server_run.engine
     assert isinstance(engine, Simulation)
-    return {**result.federation.checkpoint().server, **engine.state()}
+    return {**result.server_run.checkpoint().server, **engine.state()}
 
 
 def run(out: Path | None = None, rounds: int = 2, *, resume: bool = False, **engine: Any) -> Result:
@@ -181,7 +181,7 @@ def test_a_resumed_run_keeps_its_shards(tmp_path: Path) -> None:
     whole = run(rounds=3, shards=3)
     run(tmp_path, shards=3)
     resumed = run(tmp_path, 3, resume=True)
-    assert resumed.federation.side.shards == 3
+    assert resumed.server_run.side.shards == 3
     assert_equal(arrays_of(resumed), arrays_of(whole))
 
 
@@ -211,7 +211,7 @@ def test_a_cluster_saves_its_state_in_parts_and_goes_on_from_them(
     }
     again = run(tmp_path, 4, resume=True)  # on one machine
     loaded = load_run(tmp_path)[0]
-    assert_equal(loaded.checkpoint().arrays(), again.federation.checkpoint().arrays())
+    assert_equal(loaded.checkpoint().arrays(), again.server_run.checkpoint().arrays())
     assert_equal(arrays_of(again), arrays_of(whole))
     scores = [[line["eval/client/loss_mean"] for line in r.rounds] for r in (resumed, whole)]
     assert scores[0] == scores[1][:3]

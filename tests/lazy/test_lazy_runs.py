@@ -100,8 +100,8 @@ def test_a_resumed_run_draws_what_the_uninterrupted_run_draws(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         fedgist.run(recipe, data=data, out=tmp_path / "cut", observer=StopAfter(2))
     again = fedgist.run(recipe, data=data, out=tmp_path / "cut", resume=True)
-    for name, array in whole.federation.checkpoint().server.items():
-        assert torch.equal(array, again.federation.checkpoint().server[name]), name
+    for name, array in whole.server_run.checkpoint().server.items():
+        assert torch.equal(array, again.server_run.checkpoint().server[name]), name
 
 
 def test_a_changed_file_is_noticed_on_resume(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_canary_row_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
             return x, y
 
     result = fedgist.run(with_engine(checkpoint_every=1), data=(Marked(60), Blobs(21)))
-    state = result.federation.checkpoint()
+    state = result.server_run.checkpoint()
     for arrays in (state.server, state.clients):
         for name, array in arrays.items():
             assert not torch.isin(array.float(), torch.tensor(canary)).any(), name

@@ -195,6 +195,7 @@ def apart(some: Sequence[float], others: Sequence[float]) -> float:
     return abs(statistics.mean(some) - statistics.mean(others)) / math.sqrt(variance)
 
 
+@pytest.mark.environment  # it is the benchmark's loops that are tried, not the package
 @pytest.mark.slow
 @pytest.mark.parametrize("method", CASES)
 def test_a_bare_loop_of_the_benchmark_reaches_the_accuracy_of_the_method(method: str) -> None:

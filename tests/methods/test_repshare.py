@@ -500,7 +500,7 @@ def test_late_uploads_are_heard_a_round_later(tmp_path: Path) -> None:
     absent = sum(len(line.get("absent", [])) for line in lines)
     assert absent > 5
     assert not any("late" in line for line in lines)  # none is dropped
-    rounds = result.federation.server.newest.round.tolist()
+    rounds = result.server_run.server.newest.round.tolist()
     away = {entry["client"] for entry in lines[-1].get("absent", [])}
     assert away
     for client, number in enumerate(rounds):

@@ -32,7 +32,7 @@ PLANS = {"workers": 1, "plans": {"logistic": {"cohort_size": 3}}}
 
 def head_of(run: Any) -> Any:
     """The head that the server of a run solved for, (outputs, m + 1)."""
-    return run.federation.server.eta.double()
+    return run.server_run.server.eta.double()
 
 
 def fedlog(objective: str, rows: Any, **sections: Any) -> Any:

@@ -210,8 +210,8 @@ def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
     client = int(arrays["client"][0])
     row = world.partition.test[client][:1]
     # an oracle: the model that is handed out gives the logits that the head makes of these features
-    orders, downs, ctx = result.federation.downloads(1)
-    net = simulation(result.federation).client(ctx, orders[client], downs[client]).net
+    orders, downs, ctx = result.server_run.downloads(1)
+    net = simulation(result.server_run).client(ctx, orders[client], downs[client]).net
     expected = result.model(client)(world.data.x_test[row])
     torch.testing.assert_close(net.logits(torch.from_numpy(arrays["features"][:1])), expected)
     assert arrays["label"][0] == world.data.y_test[row]

@@ -87,7 +87,7 @@ def run(out: Path | None = None, *, method: str = "local", **changes: Any) -> Re
 
 
 def state(result: Result) -> dict[str, torch.Tensor]:
-    saved = result.federation.checkpoint()
+    saved = result.server_run.checkpoint()
     return {**saved.server, **saved.clients}
 
 
@@ -127,7 +127,7 @@ def test_the_models_kept_are_those_of_the_best_round_and_both_numbers_are_record
     read_back, _ = load_run(tmp_path / "a")
     assert read_back.round == chosen
     assert all(
-        torch.equal(v, named(shorter.federation.server)[k])
+        torch.equal(v, named(shorter.server_run.server)[k])
         for k, v in named(read_back.server).items()
     )
     x = torch.rand(5, 1, 8, 8)
@@ -199,7 +199,7 @@ def test_a_run_that_stopped_early_is_finished_and_tables_show_the_round_kept(
     final = table.rows[0].final
     assert final is not None
     assert final.mean == kept["eval/client/accuracy_mean"]
-    assert is_done(Job("job", result.federation.side.recipe, tmp_path / "run"))
+    assert is_done(Job("job", result.server_run.side.recipe, tmp_path / "run"))
     table = json.loads((tmp_path / "run/result.json").read_text())
     assert is_over(40, len(result.rounds), table)
     assert not is_over(40, len(result.rounds) - 1, table)
@@ -212,7 +212,7 @@ def test_patience_alone_stops_and_keeps_the_last_round() -> None:
     result = run(sections=sections)
     assert result.summary["stopped_early"] is True
     assert "kept_round" not in result.summary
-    assert result.federation.round == len(result.rounds) < 12
+    assert result.server_run.round == len(result.rounds) < 12
     assert "selection" not in run(sections={"evaluate": {"keep": "last"}}).summary
 
 
@@ -230,7 +230,7 @@ def test_rows_that_the_server_holds_out_judge_rounds(on: str) -> None:
     result = fedgist.run(recipe)
     scores = [line["eval/validation/accuracy_mean"] for line in result.rounds]
     best = 1 + scores.index(max(scores))
-    assert result.summary["kept_round"] == result.federation.round == best
+    assert result.summary["kept_round"] == result.server_run.round == best
     assert len(scores) == min(8, best + 2)
 
 

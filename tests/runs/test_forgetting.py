@@ -76,7 +76,7 @@ def test_a_reply_under_way_is_forgotten_too(tmp_path: Path) -> None:
     first, second = late_twice[:2]
     assert forget(folder, str(first)).exit_code == 0
     result = fedgist.run(recipe("repshare", 3, clients=late), out=folder, resume=True, rounds=3)
-    heard = result.federation.server.newest.round.tolist()
+    heard = result.server_run.server.newest.round.tolist()
     assert (heard[first], heard[second]) == (NEVER, 2)
 
 
@@ -88,7 +88,7 @@ def test_a_client_that_has_not_been_heard_but_will_be_can_be_forgotten(tmp_path:
     assert forget(tmp_path / "run", "2").exit_code == 0
     more = recipe("repshare", 2, clients=late)
     result = fedgist.run(more, out=tmp_path / "run", resume=True, rounds=2)
-    assert result.federation.server.newest.round.tolist() == [1, 1, NEVER, 1]
+    assert result.server_run.server.newest.round.tolist() == [1, 1, NEVER, 1]
 
 
 @pytest.mark.slow

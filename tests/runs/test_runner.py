@@ -108,7 +108,7 @@ def test_a_torch_data_set_and_a_model_for_each_group() -> None:
         ),
     }
     result = fedgist.run(QUICK, data=(data, data), clients=rows(), model=model)
-    assert set(result.federation.task.architectures) == {"small", "large"}
+    assert set(result.server_run.task.architectures) == {"small", "large"}
     assert result.world.population.clients[2].architectures == ("small",)
 
 
@@ -145,7 +145,7 @@ class Talk(Method):
 def test_a_method_of_ones_own_whose_server_hears_each_client(workers: int) -> None:
     recipe = QUICK | {"engine": {"workers": workers, "cohort_size": 2}}
     result = fedgist.run(recipe, data=user_arrays(), clients=rows(), method=Talk())
-    assert result.federation.server.value.tolist() == [float(n) for n in SIZES]
+    assert result.server_run.server.value.tolist() == [float(n) for n in SIZES]
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) -> None:

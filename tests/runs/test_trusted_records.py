@@ -62,7 +62,7 @@ def test_it_goes_on_where_nothing_changed(stopped: Path, tmp_path: Path) -> None
     whole = run(tmp_path / "whole")
     assert bare(resumed.rounds) == bare(whole.rounds) == bare(read_lines(stopped / "rounds.jsonl"))
     assert resumed.clients == whole.clients == read_lines(stopped / "clients.jsonl")
-    states = [done.federation.checkpoint().arrays() for done in (resumed, whole)]
+    states = [done.server_run.checkpoint().arrays() for done in (resumed, whole)]
     assert equal(*states)
 
 

@@ -173,8 +173,8 @@ def test_an_exported_model_has_heard_its_neighbors_alone() -> None:
         "engine": {"workers": 1, "cohort_size": 5},
     }
     result = fedgist.run(asked)
-    held = client_model(result.federation, result.world, 1)
-    _, downs, _ = result.federation.downloads(1)
+    held = client_model(result.server_run, result.world, 1)
+    _, downs, _ = result.server_run.downloads(1)
     arrays = {name: held.get_buffer(slot) for slot, name in held.names.items()}
     assert torch.equal(arrays["down/seen"], downs[1].seen)
     assert not arrays["down/known"].any()

@@ -96,7 +96,7 @@ def test_a_factory_takes_the_sizes_or_nothing(model: Callable[..., nn.Module]) -
 def test_a_factory_of_a_recipe_has_the_sizes_and_its_options() -> None:
     recipe = QUICK | {"model": {"name": "outside_models:good", "width": 7}}
     result = fedgist.run(recipe, data=blobs(), clients=rows())
-    assert result.federation.task.architectures["good"].feature_width == 7
+    assert result.server_run.task.architectures["good"].feature_width == 7
 
 
 @pytest.mark.parametrize("table", ["model", "pool"])

@@ -208,7 +208,7 @@ def test_thousands_of_clients_that_keep_nothing_leave_nothing_behind(tmp_path: P
     data = (x.numpy(), y.numpy(), x[:20].numpy(), y[:20].numpy())
     result = fedgist.run(recipe, data=data, out=tmp_path / "run")
     assert result.clients == []
-    assert not result.federation.checkpoint().clients
+    assert not result.server_run.checkpoint().clients
     assert not (tmp_path / "run" / "clients.jsonl").read_bytes()
     saved = sum(file.stat().st_size for file in (tmp_path / "run" / "checkpoint").iterdir())
     assert saved < len(x)  # bytes: less than one for each client

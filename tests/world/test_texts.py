@@ -111,7 +111,7 @@ def test_fedavg_on_texts_is_a_plain_average_of_plain_steps() -> None:
         for name, p in plain.net.named_parameters():
             assert p.grad is not None
             total[name] += size / sum(SIZES) * (p.detach() - 0.5 * p.grad)
-    arrays = result.federation.checkpoint().server
+    arrays = result.server_run.checkpoint().server
     for name, expected in total.items():
         torch.testing.assert_close(arrays[f"weights/word_lstm/arrays/{name}"], expected)
     plain = Plain(total)

@@ -31,7 +31,7 @@ class Result:
     clients: list[Line]
     summary: dict[str, Any]
     folder: Path | None
-    federation: ServerRun
+    server_run: ServerRun
     world: World
 
     @property
@@ -46,7 +46,7 @@ class Result:
         ``client`` is a client's number, its name, its number as a text, or ``"server/NAME"`` for a
         model of the server. The model maps examples (rows, ...) to logits (rows, classes).
         """
-        return trained_model(self.federation, self.world, client)
+        return trained_model(self.server_run, self.world, client)
 
     def __repr__(self) -> str:
         """Return one line: the run's title, its last score over clients, and the bytes sent."""
@@ -54,16 +54,16 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the line and a table of rounds as HTML, for a notebook."""
-        table = rounds_sheet("", self.rounds, *main_column(self.federation.side), ROUNDS_SHOWN)
+        table = rounds_sheet("", self.rounds, *main_column(self.server_run.side), ROUNDS_SHOWN)
         return paragraph(self._line()) + html_table(table)
 
     def _line(self) -> str:
-        side, sent = self.federation.side, totals(self.rounds)
+        side, sent = self.server_run.side, totals(self.rounds)
         column, measure = main_column(side)
         last = self.summary.get(column, {}).get("final")
         parts = [
             title(side, str(self.folder or "")),
-            f"{self.federation.round} rounds",
+            f"{self.server_run.round} rounds",
             *([] if last is None else [f"{measure.title.lower()} {score_text(last, measure)}"]),
             f"{bytes_text(sent['up_bytes'])} up, {bytes_text(sent['down_bytes'])} down",
         ]

@@ -112,7 +112,7 @@ def run(
         for result in results:
             assert result.folder is not None  # every run of the command line has a folder
             folders += [] if resume else [result.folder]
-            of_actors = max(of_actors, getattr(result.federation.engine, "peak_bytes", 0))
+            of_actors = max(of_actors, getattr(result.server_run.engine, "peak_bytes", 0))
             if as_json:
                 sys.stdout.write(
                     to_json({"folder": str(result.folder), "result": result.summary}) + "\n"

@@ -33,15 +33,15 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
             "directory does"
         )
     with locked(folder):
-        federation, world = load_run(folder, given)
+        server_run, world = load_run(folder, given)
         number = client_number(world.partition, client)
         saved = checkpoints.load(folder)
         if saved is None:
             raise CheckpointError(f"{folder} has no checkpoint")
-        now, had = _without(federation, saved, number)
+        now, had = _without(server_run, saved, number)
         best, best_had = saved.best, False
         if best is not None:
-            best, best_had = _without(federation, best, number)
+            best, best_had = _without(server_run, best, number)
         if not (had or best_had):
             raise MethodError(f"the server keeps nothing of client {client} that it could forget")
         forgotten = (*saved.binding.forgotten, (saved.round, number))
@@ -50,16 +50,16 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
     return number
 
 
-def _without(federation: ServerRun, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
+def _without(server_run: ServerRun, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
     """Return a state without the client's messages, and whether the server kept any of them."""
-    federation.restore(replace(state, best=None))
-    engine = federation.engine  # what arrives late would be kept again
+    server_run.restore(replace(state, best=None))
+    engine = server_run.engine  # what arrives late would be kept again
     dropped = isinstance(engine, DelayedEngine) and engine.forget(client)
-    before = {name: array.clone() for name, array in named(federation.server).items()}
-    federation.forget(client)
-    after = named(federation.server)
-    method = federation.method
-    if isinstance(method, PeerMethod) and method.kept_of(federation.server, client) is not None:
+    before = {name: array.clone() for name, array in named(server_run.server).items()}
+    server_run.forget(client)
+    after = named(server_run.server)
+    method = server_run.method
+    if isinstance(method, PeerMethod) and method.kept_of(server_run.server, client) is not None:
         return state, False
     changed = not all(torch.equal(before[name], after[name]) for name in after)
-    return federation.checkpoint().copied(), changed or dropped
+    return server_run.checkpoint().copied(), changed or dropped

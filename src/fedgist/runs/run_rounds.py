@@ -112,20 +112,20 @@ def run_server(
         releases = _releases(side, place)  # before later lines are cut off
         record = _open_record(side, place, binding)
         state = start_server(side) if state is None else state
-        federation = ServerRun(side, engine, state, releases=releases, probe=probe)
-        costs = _begin(federation, place)
-        observer.began(side, str(place.folder or ""), federation.round)
+        server_run = ServerRun(side, engine, state, releases=releases, probe=probe)
+        costs = _begin(server_run, place)
+        observer.began(side, str(place.folder or ""), server_run.round)
         notes = [*place.notes, *start_notes(side), *costs]
         _show_notes(observer, notes)
         switch = stop or threading.Event()
-        _do_rounds(federation, record, observer, binding, save_features, switch)
-        if federation.best is not None:
-            federation.restore(federation.best)
-        save_features(federation, None)
-        notes += _end_notes(federation, record, observer)
+        _do_rounds(server_run, record, observer, binding, save_features, switch)
+        if server_run.best is not None:
+            server_run.restore(server_run.best)
+        save_features(server_run, None)
+        notes += _end_notes(server_run, record, observer)
         end = _result_of(side, record, notes, binding, time.perf_counter() - began)
         record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
-    return federation, record, end
+    return server_run, record, end
 
 
 def _releases(side: ServerContext, place: Place) -> Releases | None:
@@ -149,14 +149,14 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
     return Releases(place.folder, again=before + 1 + later)
 
 
-def _begin(federation: ServerRun, place: Place) -> list[str]:
+def _begin(server_run: ServerRun, place: Place) -> list[str]:
     """Start the engine with the saved state, if any; return notes on what checkpoints will cost."""
-    engine, notes = federation.engine, []
+    engine, notes = server_run.engine, []
     if place.folder and isinstance(engine, SpreadSimulation) and engine.state_bytes:
         folder = place.folder / STATE.parent
         folder.mkdir(parents=True, exist_ok=True)
         if engine.shares(folder):
-            federation.parts_folder = folder
+            server_run.parts_folder = folder
         else:
             size = in_words(engine.state_bytes)
             notes.append(
@@ -164,24 +164,24 @@ def _begin(federation: ServerRun, place: Place) -> list[str]:
                 f"state, {size}, is sent to this process, which keeps it in memory"
             )
     if place.saved:
-        federation.restore(place.saved)
+        server_run.restore(place.saved)
     if callable(start := getattr(engine, "start", None)):
         start()  # workers are forked before anything else starts a thread
     return notes
 
 
-def _spent_budget_notes(federation: ServerRun) -> list[str]:
+def _spent_budget_notes(server_run: ServerRun) -> list[str]:
     """Return a note if the run ends early because its privacy budget is spent."""
-    planned, done = federation.task.training.num_rounds, federation.round
-    if done == planned or not federation.is_spent:
+    planned, done = server_run.task.training.num_rounds, server_run.round
+    if done == planned or not server_run.is_spent:
         return []
     if not done:
         raise RecipeError(
-            f"privacy: the budget is spent, and no round is finished: {federation.repeated_rounds} "
+            f"privacy: the budget is spent, and no round is finished: {server_run.repeated_rounds} "
             "were begun again with other noise; what they released stays released"
         )
     note = f"privacy: the budget is spent, so the run ends after {done} of {planned} rounds: "
-    note += f"{federation.repeated_rounds} were done again with other noise (privacy.repeats pays)"
+    note += f"{server_run.repeated_rounds} were done again with other noise (privacy.repeats pays)"
     return [note]
 
 
@@ -241,7 +241,7 @@ def _files(folder: Path, record: Record) -> dict[str, str]:
 
 
 def _do_rounds(
-    federation: ServerRun,
+    server_run: ServerRun,
     record: Record,
     observer: Observer,
     binding: Binding,
@@ -255,7 +255,7 @@ def _do_rounds(
         observer.note(STOPPING)
 
     with stoppable(signaled):
-        rounds = _Rounds(federation, record, observer, binding, save_features, stop.is_set)
+        rounds = _Rounds(server_run, record, observer, binding, save_features, stop.is_set)
         whole = rounds.do_all()
     if rounds.problems:
         raise rounds.problems[0]
@@ -270,7 +270,7 @@ class _Rounds:
     ``problems`` holds exceptions of the observer. They are raised after the round is saved.
     """
 
-    federation: ServerRun
+    server_run: ServerRun
     record: Record
     observer: Observer
     binding: Binding
@@ -285,21 +285,21 @@ class _Rounds:
         A checkpoint is saved every ``engine.checkpoint_every`` rounds, when the run is stopped, and
         at its end. Early stopping or a spent privacy budget ends the run early.
         """
-        federation = self.federation
-        if federation.round == 0 and federation.method.stages(federation.context("", 0)):
-            self._keep(*federation.do_round(0))
+        server_run = self.server_run
+        if server_run.round == 0 and server_run.method.stages(server_run.context("", 0)):
+            self._keep(*server_run.do_round(0))
         finished = self._is_over()
         while not finished:
             try:
-                lines = federation.advance(self._pauses)
+                lines = server_run.advance(self._pauses)
             except PausedError:
                 self._save()
                 return False
             self._keep(*lines)
             finished = self._is_over()
             ending = self._stops() and not finished
-            every = federation.side.setup.recipe.engine.checkpoint_every
-            if ending or finished or federation.round % every == 0:
+            every = server_run.side.setup.recipe.engine.checkpoint_every
+            if ending or finished or server_run.round % every == 0:
                 self._save()
             if ending:
                 return False
@@ -307,15 +307,15 @@ class _Rounds:
 
     def _keep(self, line: Line, details: Sequence[Line]) -> None:
         """Record a round."""
-        federation, selection = self.federation, selection_of(self.federation.side)
-        named = with_names(details, federation.side)
+        server_run, selection = self.server_run, selection_of(self.server_run.side)
+        named = with_names(details, server_run.side)
         before = divergence_notes(self.record.rounds)
-        self.record.add(self.binding.with_events(line), named, federation.edges)
+        self.record.add(self.binding.with_events(line), named, server_run.edges)
         if not before:
             _show_notes(self.observer, divergence_notes([line]))
-        self.save_features(federation, federation.round)
+        self.save_features(server_run, server_run.round)
         if selection and selection.keeps and selection.best(self.record.rounds) is line:
-            federation.keep_this_round()
+            server_run.keep_this_round()
         try:
             self.observer.finished_round(line)
         except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
@@ -333,21 +333,21 @@ class _Rounds:
         return bool(self.problems) or self.asked_to_stop()
 
     def _is_over(self) -> bool:
-        federation, selection = self.federation, selection_of(self.federation.side)
-        if federation.round == federation.task.training.num_rounds or federation.is_spent:
+        server_run, selection = self.server_run, selection_of(self.server_run.side)
+        if server_run.round == server_run.task.training.num_rounds or server_run.is_spent:
             return True
         return selection is not None and selection.stops(self.record.rounds)
 
     def _save(self) -> None:
         """Write a checkpoint into the folder, if there is one."""
         self.saved = time.monotonic()
-        federation, record, folder = self.federation, self.record, self.record.folder
+        server_run, record, folder = self.server_run, self.record, self.record.folder
         if not folder:
             return
-        over = federation.under_way is None and self._is_over()
+        over = server_run.under_way is None and self._is_over()
         now = replace(self.binding, lines=record.seal(), files=_files(folder, record), over=over)
-        now = replace(now, again=federation.repeated_rounds)
-        checkpoints.save(folder, replace(federation.checkpoint(), binding=now))
+        now = replace(now, again=server_run.repeated_rounds)
+        checkpoints.save(folder, replace(server_run.checkpoint(), binding=now))
 
 
 def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
@@ -355,14 +355,14 @@ def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
         observer.note(note)
 
 
-def _end_notes(federation: ServerRun, record: Record, observer: Observer) -> list[str]:
+def _end_notes(server_run: ServerRun, record: Record, observer: Observer) -> list[str]:
     """Return the notes on how the run ended, and show them."""
     lines = record.rounds
-    problems = [*_emptiness_notes(federation.side, lines), *_spent_budget_notes(federation)]
+    problems = [*_emptiness_notes(server_run.side, lines), *_spent_budget_notes(server_run)]
     problems += divergence_notes(lines)
-    problems += not_scored_notes(_not_scored(federation.side, record))
+    problems += not_scored_notes(_not_scored(server_run.side, record))
     _show_notes(observer, problems)
-    choice = selection_notes(federation.side, lines)
+    choice = selection_notes(server_run.side, lines)
     for text in choice:
         observer.chose(text)
     return problems + choice

@@ -51,7 +51,7 @@ class Outcome:
     clients: list[Line]
     summary: dict[str, Any]
     folder: Path | None
-    federation: ServerRun = field(repr=False)
+    server_run: ServerRun = field(repr=False)
     world: World = field(repr=False)
 
 
@@ -142,9 +142,9 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[ServerRun, W
         raising=False,
     )
     kept = load_downloads(folder)
-    federation = ServerRun(world.server, engine, server, last_downloads=kept)
-    federation.restore(saved.best or saved)
-    return federation, world
+    server_run = ServerRun(world.server, engine, server, last_downloads=kept)
+    server_run.restore(saved.best or saved)
+    return server_run, world
 
 
 def _run(
@@ -162,15 +162,15 @@ def _run(
     files = {PARTITION: to_json(_split_of(world)) + "\n"}
     settings = setup.recipe.evaluate
 
-    def save_features(federation: ServerRun, number: int | None) -> None:
+    def save_features(server_run: ServerRun, number: int | None) -> None:
         if not place.folder:
             return
         if number is None and settings.save_features:
-            saved_features.save(federation, world, place.folder / FEATURES)
+            saved_features.save(server_run, world, place.folder / FEATURES)
         if number in settings.save_features_at:
-            saved_features.save(federation, world, place.folder / features_of(federation.round))
+            saved_features.save(server_run, world, place.folder / features_of(server_run.round))
 
-    federation, record, end = run_server(
+    server_run, record, end = run_server(
         world.server,
         engine,
         replace(place, files=files, inputs=inputs),
@@ -179,7 +179,7 @@ def _run(
         probe=probe_of(world, engine),
         save_features=save_features,
     )
-    return Outcome(record.rounds, record.clients, end, place.folder, federation, world)
+    return Outcome(record.rounds, record.clients, end, place.folder, server_run, world)
 
 
 def _split_of(world: World) -> dict[str, object]:

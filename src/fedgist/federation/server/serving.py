@@ -199,18 +199,18 @@ class _Run:
     board: StatusBoard
     say: Callable[[str], None]
 
-    def keep_participants(self, federation: ServerRun, number: int | None) -> None:
+    def keep_participants(self, server_run: ServerRun, number: int | None) -> None:
         """After each round, write down who took part; at the end, send the last downloads."""
         if number is None:
-            self.finish(federation)
+            self.finish(server_run)
             return
         before = (self.state.folder / PARTICIPANTS).read_bytes().decode()
         lines = "".join(f"{number},{site}\r\n" for site in sorted(self.engine.took_part))
         self.state.write_participants(before + lines)
 
-    def finish(self, federation: ServerRun) -> None:
+    def finish(self, server_run: ServerRun) -> None:
         """Send each site that took part its last download, with which its model is complete."""
-        orders, downs, ctx = federation.downloads(federation.round)
+        orders, downs, ctx = server_run.downloads(server_run.round)
         waiting = set(self.state.state.last) - set(self.state.state.finished)
         end = time.monotonic() + self.side.setup.federation.deadline_s
         while waiting and time.monotonic() < end:

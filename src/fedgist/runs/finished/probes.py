@@ -116,7 +116,7 @@ def probe_of(world: World, engine: Engine) -> Callable[[ServerRun], tuple[Line, 
     return functools.partial(evaluated, world, kinds)
 
 
-def evaluated(world: World, kinds: Sequence[str], federation: ServerRun) -> tuple[Line, list[Line]]:
+def evaluated(world: World, kinds: Sequence[str], server_run: ServerRun) -> tuple[Line, list[Line]]:
     """Return the results of probes: columns of the round's line, and lines of clients.
 
     The first of ``kinds`` is called ``probe``, others ``probe_sgd`` and so on. Clients' models are
@@ -126,13 +126,13 @@ def evaluated(world: World, kinds: Sequence[str], federation: ServerRun) -> tupl
     task, population = world.server.task, world.population
     nets = [[task.architectures[name] for name in c.architectures] for c in population.clients]
     few = clients_with_too_few_rows(population.train, task.objective, nets)
-    everybody = [c.id for c in federation.side.clients if world.population.place[c.id] not in few]
+    everybody = [c.id for c in server_run.side.clients if world.population.place[c.id] not in few]
     clients = [] if world.server.setup.recipe.evaluate.on == "global" else everybody
-    accuracies = [values for _, values in probed(federation, world, clients, kinds)]
-    ctx = federation.context(EVALUATE)
-    names = list(federation.method.models(federation.server, ctx) or {})
+    accuracies = [values for _, values in probed(server_run, world, clients, kinds)]
+    ctx = server_run.context(EVALUATE)
+    names = list(server_run.method.models(server_run.server, ctx) or {})
     line: Line = {}
-    about = {"round": federation.round, "split": "client"}
+    about = {"round": server_run.round, "split": "client"}
     details: list[Line] = [about | {"client": client} for client in clients]
     for kind in kinds:
         title = PROBE.name if kind == kinds[0] else f"{PROBE.name}_{kind}"
@@ -177,7 +177,7 @@ def check_probes(world: World) -> None:
 
 
 def probed(
-    federation: ServerRun,
+    server_run: ServerRun,
     world: World,
     clients: Sequence[int],
     kinds: Sequence[str],
@@ -191,10 +191,10 @@ def probed(
     """
     check_probes(world)
     seed, names = world.server.setup.recipe.seed, world.partition.names
-    nets = zip(clients, client_nets(federation, clients), strict=True)
+    nets = zip(clients, client_nets(server_run, clients), strict=True)
     named = ((names[i] if names else str(i), net) for i, net in nets)
     done: list[tuple[Net, dict[str, float]]] = []
-    others = server_nets(federation)
+    others = server_nets(server_run)
     if starts:
         others |= {f"start/{name}": net for name, net in world.server.task.starts.items()}
     for name, net in (*named, *others.items()):

@@ -18,7 +18,7 @@ from fedgist.world.world import World
 IN_A_PLANE = 2  # numbers of features that can be drawn as they are
 
 
-def save(federation: ServerRun, world: World, path: Path) -> None:
+def save(server_run: ServerRun, world: World, path: Path) -> None:
     """Write the features of some test rows of each client, with client and class, as they are now.
 
     ``evaluate.save_features`` says how many rows of each client there are at most.
@@ -29,9 +29,9 @@ def save(federation: ServerRun, world: World, path: Path) -> None:
     classes).
     """
     population = world.population
-    most = federation.side.setup.recipe.evaluate.save_features
+    most = server_run.side.setup.recipe.evaluate.save_features
     tested = [client for client in range(len(population.test)) if len(population.test[client])]
-    nets = client_nets(federation, tested)
+    nets = client_nets(server_run, tested)
     features, owners, labels, heads = [], [], [], list[tuple[Tensor, Tensor | None]]()
     for client, net in zip(tested, nets, strict=True):
         rows = population.test[client][:most]

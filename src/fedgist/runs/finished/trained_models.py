@@ -203,51 +203,51 @@ def sayable(probabilities: Tensor) -> Tensor:
     return probabilities.index_fill(1, torch.tensor([PADDING, BEGIN, UNKNOWN]), 0.0)
 
 
-def trained_model(federation: ServerRun, world: World, who: int | str) -> ClientModel:
+def trained_model(server_run: ServerRun, world: World, who: int | str) -> ClientModel:
     """Return the model of a client, or of the server.
 
     ``who`` is a client's number, or a text: a client's name or number, or ``"server/NAME"``.
     """
-    net = server_net(federation, world, who)
+    net = server_net(server_run, world, who)
     if net is None:
-        return client_model(federation, world, who)
+        return client_model(server_run, world, who)
     if world.server.setup.recipe.data.normalize == "client":
         raise RecipeError(
             f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
         )
-    ctx = federation.context(EVALUATE)
+    ctx = server_run.context(EVALUATE)
     return ClientModel(None, net, Nothing(), Nothing(), ctx, _with_ranges(world, world.data))
 
 
-def server_net(federation: ServerRun, world: World, who: int | str) -> Net | None:
+def server_net(server_run: ServerRun, world: World, who: int | str) -> Net | None:
     """Return the server's model with the name ``"server/NAME"``, or None for a client's name."""
     name = str(who)
     if not name.startswith(SERVER) or name in world.partition.names:
         return None
-    models = server_nets(federation)
+    models = server_nets(server_run)
     if name not in models:
         choices = listed(sorted(models)) if models else "none of its own: a client's is meant"
         raise RecipeError(f"there is no model {name:.80}; the server of this run has {choices}")
     return models[name]
 
 
-def server_nets(federation: ServerRun) -> dict[str, Net]:
+def server_nets(server_run: ServerRun) -> dict[str, Net]:
     """Return the server's own models, on the CPU, by ``"server/NAME"``."""
-    models = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
+    models = server_run.method.models(server_run.server, server_run.context(EVALUATE)) or {}
     return {f"{SERVER}{n}": map_leaves(lambda leaf: leaf.cpu(), net) for n, net in models.items()}
 
 
-def client_model(federation: ServerRun, world: World, client: int | str) -> ClientModel:
+def client_model(server_run: ServerRun, world: World, client: int | str) -> ClientModel:
     """Return the model that a client holds after the last aggregation and its next download.
 
     ``client`` is its number, or a text: its name, or its number.
     """
     number = client_number(world.partition, client)
-    method = federation.method
-    engine = simulation(federation)
-    order = federation.orders_to_each(federation.round)[0 if method.merges_clients else number]
-    ctx = federation.context(EVALUATE)
-    down = federation.download(order, ctx)
+    method = server_run.method
+    engine = simulation(server_run)
+    order = server_run.orders_to_each(server_run.round)[0 if method.merges_clients else number]
+    ctx = server_run.context(EVALUATE)
+    down = server_run.download(order, ctx)
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     data = data_of_client(
@@ -276,20 +276,20 @@ def _with_ranges(world: World, data: Dataset) -> Dataset:
     return replace(data, columns=columns)
 
 
-def client_nets(federation: ServerRun, clients: Sequence[int]) -> Iterator[Net]:
+def client_nets(server_run: ServerRun, clients: Sequence[int]) -> Iterator[Net]:
     """Yield the model that each client holds after the last round, on the CPU."""
-    engine = simulation(federation)
-    orders, downs, ctx = federation.downloads(federation.round)
+    engine = simulation(server_run)
+    orders, downs, ctx = server_run.downloads(server_run.round)
     for client in clients:
-        place = 0 if federation.method.merges_clients else client
+        place = 0 if server_run.method.merges_clients else client
         held = engine.client(ctx, orders[place], downs[place])
         yield map_leaves(lambda leaf: leaf.cpu(), held).net
 
 
-def simulation(federation: ServerRun) -> Simulation:
+def simulation(server_run: ServerRun) -> Simulation:
     """Return the federation's engine, if it simulates the clients."""
-    if not isinstance(federation.engine, Simulation):
+    if not isinstance(server_run.engine, Simulation):
         raise RecipeError(
             "the clients' models are at their sites: only a simulation can look at them"
         )
-    return federation.engine
+    return server_run.engine
