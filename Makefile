@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test test-all test-rest check pythons docs docs-links wheel fuzz mutants format results bench clean
+.PHONY: help install demo test test-all test-rest check pythons docs docs-links wheel fuzz mutants longer format results bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,7 +30,7 @@ demo: $(STAMP) ## Half a minute: FedLog, local training and FedAvg on twenty cli
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 
 # else each of many processes would compile all modules again
-test test-all test-rest check: export PYTHONDONTWRITEBYTECODE =
+test test-all test-rest check longer: export PYTHONDONTWRITEBYTECODE =
 
 # three workers on two cores, since one often waits for a subprocess
 test: $(STAMP) ## What a change needs: lint, types, imports, and the tests of fedgist itself
@@ -44,9 +44,13 @@ test-all: $(STAMP) ## Also what tries the environment (browser, wheel, notebooks
 test-rest: $(STAMP) ## What test-all runs and test does not
 	$(PYTEST) -n 3 -v --durations=20 -m environment
 
-check: $(STAMP) ## The quick gate, 90 seconds: lint, types, imports, tests that are not slow
+check: $(STAMP) ## The quick gate, 90 seconds: lint, types, imports, and all tests but the longer ones
 	$(MAKE) --no-print-directory lint
-	$(PYTEST) -n 2 -q -m "not slow and not environment"
+	$(PYTEST) -n 2 -q --quick -m "not slow and not environment"
+
+longer: $(STAMP) ## Write anew which tests are left out by make check: those of over 0.2 seconds
+	$(PYTEST) -n 3 -q -m "not slow and not environment" --junitxml=build/times.xml
+	$(BIN)/python tests/longer.py build/times.xml
 
 pythons: ## The tests on each Python from 3.11 to 3.13 that is here; only some: make pythons PICK='-m "not slow"'
 	.ci/pythons $(PICK)

@@ -26,6 +26,22 @@ settings.load_profile("fixed")
 torch.set_num_threads(1)  # test workers and their forks share the cores
 
 DATA = os.environ.get("FEDGIST_DATA")
+LONGER = Path(__file__).with_name("longer.txt")  # made by tests/longer.py
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the quick gate."""
+    parser.addoption("--quick", action="store_true", help=f"without the tests of {LONGER.name}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the longer tests if asked to; pytest says how many."""
+    if not config.getoption("--quick"):
+        return
+    longer = set(LONGER.read_text("utf-8").split())
+    left_out = [item for item in items if item.nodeid.partition("[")[0] in longer]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session", autouse=True)
