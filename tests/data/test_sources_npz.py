@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -288,3 +289,24 @@ def test_moments_of_many_columns_are_measured_some_at_a_time(
     mean, std = moments(x, 1.0)
     assert mean == pytest.approx(x.double().numpy().mean((0, 2)))
     assert std == pytest.approx(x.double().numpy().std((0, 2)))
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_sources_that_may_be_larger_than_memory_fill_in_missing_numbers_too(
+    kind: str, tmp_path: Path
+) -> None:
+    x = X.copy()
+    x[3, 1] = np.nan
+    options: dict[str, Any] = {"path": str(tmp_path), "missing": "mean", "test_fraction": 0}
+    if kind == "npy":
+        np.save(tmp_path / "x.npy", x)
+        np.save(tmp_path / "y.npy", Y)
+    else:
+        options |= {"path": str(tmp_path / "x.parquet"), "label": "y"}
+        pd.DataFrame(x, columns=[*"abcd"]).assign(y=Y).to_parquet(options["path"])
+    data = load_data(kind, **options)
+    assert data.x[3, 1].item() == pytest.approx(np.nanmean(x[:, 1]), rel=1e-6)
+    with pytest.raises(DataError, match=r"missing = 'mean' needs all rows in memory"):
+        load_data(kind, read="lazy", **options)
+    with pytest.raises(DataError, match="holds a number that is not finite"):
+        load_data(kind, **options | {"missing": "refuse"})

@@ -13,7 +13,8 @@ import numpy as np
 
 from fedgist.core.objectives.target import NUMERIC
 from fedgist.data.dataset import Dataset
-from fedgist.data.lazy_rows import LazyRows, held
+from fedgist.data.lazy_rows import LazyRows
+from fedgist.data.sources.array_file import features
 from fedgist.data.sources.file_identity import identity_of
 from fedgist.data.sources.file_sizes import fits, regular
 from fedgist.data.sources.locations import existing
@@ -93,7 +94,8 @@ def parquet(
     if client is not None:
         owner = as_clients(_columns(file, [client])[:, 0], f"{file.name}: {client}")
     once = read == "once" or (read == "auto" and fits(len(lazy) * lazy.source.row_bytes))
-    rows = Split(held(lazy, file.name) if once else lazy, stored, owner)
+    inputs = _columns(file, [*reader.columns]).astype(np.float64) if once else None
+    rows = Split(lazy if inputs is None else features(inputs, file.name), stored, owner)
     parts: tuple[Split, ...] = (rows,)
     if test is not None:
         refuse_fraction(options.get("test_fraction"), f"test = {test!r} names the test rows")
