@@ -5,8 +5,10 @@ Krizhevsky 2009, "Learning multiple layers of features from tiny images", chapte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.cifar_pickle import as_text, read_pickle
 from fedgist.data.sources.locations import absent, data_root
+from fedgist.data.sources.published import check_published
 from fedgist.errors import DataError, listed
 
 _SHAPE = (3, 32, 32)
@@ -27,7 +30,8 @@ class CifarFiles:
     """File names and moments of a data set of pickled batches.
 
     Unpacking ``archive`` creates ``folder``, which contains the files ``train``, ``test`` and
-    ``meta``. ``mean`` and ``std`` of each channel refer to training pixels from 0 to 1.
+    ``meta``. ``mean`` and ``std`` of each channel refer to training pixels from 0 to 1. ``sha256``
+    is that of the rows, by ``published.digest_of_rows``, for each key of labels.
     """
 
     name: str
@@ -38,6 +42,7 @@ class CifarFiles:
     meta: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    sha256: Mapping[str, str]
 
     @property
     def advice(self) -> str:
@@ -57,6 +62,9 @@ CIFAR10 = CifarFiles(
     meta="batches.meta",
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
+    sha256=MappingProxyType(
+        {"labels": "509cef1b113972476fe0916272e317879b700c44a69ae39f0a2c421bde3d06f2"}
+    ),
 )
 CIFAR100 = CifarFiles(
     name="cifar100",
@@ -67,6 +75,12 @@ CIFAR100 = CifarFiles(
     meta="meta",
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
+    sha256=MappingProxyType(
+        {
+            "fine_labels": "eccd106629251eafccc8b239c90623565fafa5777dbecc1763c941aef8b75466",
+            "coarse_labels": "a16fffcece01d3a4ec633b0a6045777a328f6f3b7c205f1f773ed3fe70f41a99",
+        }
+    ),
 )
 
 
@@ -134,7 +148,7 @@ def _read(files: CifarFiles, root: Path, labels_key: str, names_key: str, count:
             raise absent(files.name, f"{files.folder}/{file}", root, files.advice)
     batches = [_batch(folder / file, labels_key, count) for file in files.train]
     x_test, y_test = _batch(folder / files.test, labels_key, count)
-    return Dataset(
+    data = Dataset(
         files.name,
         torch.cat([x for x, _ in batches]),
         torch.cat([y for _, y in batches]),
@@ -146,6 +160,7 @@ def _read(files: CifarFiles, root: Path, labels_key: str, names_key: str, count:
         std=files.std,
         classes=_class_names(folder / files.meta, names_key, count),
     )
+    return check_published(data, files.sha256[labels_key], folder)
 
 
 def _batch(path: Path, labels_key: str, count: int) -> tuple[Tensor, Tensor]:

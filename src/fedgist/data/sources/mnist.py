@@ -10,6 +10,7 @@ from torch import Tensor
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.idx_file import read_idx
 from fedgist.data.sources.locations import absent, data_root
+from fedgist.data.sources.published import check_published
 from fedgist.errors import DataError
 
 
@@ -18,7 +19,8 @@ class IdxFiles:
     """A data set of four IDX files, two of images and two of labels.
 
     ``folder`` is below the data root. ``advice`` names the download and its folder. ``mean`` and
-    ``std`` are those of the training pixels, with black 0 and white 1.
+    ``std`` are those of the training pixels, with black 0 and white 1. ``sha256`` is that of the
+    rows, by ``published.digest_of_rows``.
     """
 
     name: str
@@ -26,6 +28,7 @@ class IdxFiles:
     advice: str
     mean: float
     std: float
+    sha256: str
     classes: tuple[str, ...]
 
 
@@ -36,6 +39,7 @@ MNIST = IdxFiles(
     "them into ROOT/MNIST/raw",
     mean=0.1307,
     std=0.3081,
+    sha256="cad2d6300382cf98e1ab826c454eb5384f86a2500a988f1a642f504273f513c7",
     classes=tuple("0123456789"),
 )
 FASHION_MNIST = IdxFiles(
@@ -45,6 +49,7 @@ FASHION_MNIST = IdxFiles(
     "(data/fashion) and put them into ROOT/FashionMNIST/raw",
     mean=0.2860,
     std=0.3530,
+    sha256="779baf60b7be98833da415da5240984c1cf9b5d1b68c5131f76988da0398db9c",
     classes=(
         "T-shirt/top",
         "Trouser",
@@ -108,7 +113,7 @@ def fashion_mnist(*, root: Path | None = None) -> Dataset:
 def _read(files: IdxFiles, root: Path) -> Dataset:
     x, y = _images_and_labels(files, root, "train")
     x_test, y_test = _images_and_labels(files, root, "t10k")
-    return Dataset(
+    data = Dataset(
         files.name,
         x,
         y,
@@ -120,6 +125,7 @@ def _read(files: IdxFiles, root: Path) -> Dataset:
         std=(files.std,),
         classes=files.classes,
     )
+    return check_published(data, files.sha256, root / files.folder)
 
 
 def _images_and_labels(files: IdxFiles, root: Path, split: str) -> tuple[Tensor, Tensor]:
