@@ -26,6 +26,7 @@ from fedgist.report.tables.paper_comparison import (
     communication,
     readings,
 )
+from fedgist.report.tables.stats import Draw
 from fedgist.report.terminal.table_formats import markdown_table
 from fedgist.runs.files.columns import EPSILON
 from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
@@ -116,20 +117,20 @@ def by_rows(table: Sheet) -> Sheet:
     return replace(table, columns=columns, rows=rows).transposed()
 
 
-def _readings(found: Experiment) -> dict[str, Callable[[PaperRow], Mapping[int, float]]]:
+def _readings(found: Experiment) -> dict[str, Callable[[PaperRow], Mapping[Draw, float]]]:
     """Return the functions that read a row in other ways, by their titles.
 
     ``readings`` are titles with what is read: ``round 50``, ``best 50``, the best of so many, or
     ``folder F``, the last round of other runs, in F with the row's method in place of its braces.
     """
 
-    def reading(what: str) -> Callable[[PaperRow], Mapping[int, float]]:
+    def reading(what: str) -> Callable[[PaperRow], Mapping[Draw, float]]:
         return lambda cell: _read(cell, what, found)
 
     return {title: reading(what) for title, what in found.options["readings"]}
 
 
-def _read(cell: PaperRow, what: str, found: Experiment) -> Mapping[int, float]:
+def _read(cell: PaperRow, what: str, found: Experiment) -> Mapping[Draw, float]:
     word, _, number = what.partition(" ")
     row = cell.row
     if word == "folder":
@@ -140,8 +141,8 @@ def _read(cell: PaperRow, what: str, found: Experiment) -> Mapping[int, float]:
     if word == "round":
         return row.at(int(number))
     curves = row.curves().items()
-    until = {seed: [v for n, v in c.items() if n <= int(number)] for seed, c in curves}
-    return {seed: max(values) for seed, values in until.items() if values}
+    until = {draw: [v for n, v in c.items() if n <= int(number)] for draw, c in curves}
+    return {draw: max(values) for draw, values in until.items() if values}
 
 
 def _remarks(found: Experiment) -> Iterator[str]:

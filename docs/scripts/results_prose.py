@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from fedgist.report.tables.comparison import Row
 from fedgist.report.tables.paper_comparison import PaperRow
+from fedgist.report.tables.stats import Draw
 from fedgist.runs.files.columns import measured
 from results_cells import Experiment
 
@@ -163,21 +164,21 @@ def _term(text: str, sources: Sources) -> float:
     assert cell.row is not None
     by_seed = _by_seed(cell.row, what, column)
     if match["seed"] is not None:
-        return by_seed[int(match["seed"])]
+        return by_seed[Draw(int(match["seed"]))]
     if what == "count":
         return len(by_seed)
     return sum(by_seed.values()) / len(by_seed)
 
 
-def _by_seed(row: Row, what: str, column: str) -> dict[int, float]:
-    """Return each seed's value; fractions in percent."""
+def _by_seed(row: Row, what: str, column: str) -> dict[Draw, float]:
+    """Return each run's value; fractions in percent."""
     measure = measured(column, row.runs[0].metrics) if column else row.measure
     scale = 100 if measure.unit == "fraction" else 1
-    return {seed: scale * value for seed, value in _values(row, what, column).items()}
+    return {draw: scale * value for draw, value in _values(row, what, column).items()}
 
 
-def _values(row: Row, what: str, column: str) -> dict[int, float]:
-    read: dict[str, Callable[[str], dict[int, float]]] = {
+def _values(row: Row, what: str, column: str) -> dict[Draw, float]:
+    read: dict[str, Callable[[str], dict[Draw, float]]] = {
         "last": row.finals,
         "count": row.finals,
         "best": row.bests,

@@ -19,6 +19,7 @@ from torch import Tensor
 import fedgist
 from fedgist.data.content_draws import fates, shares, split_by_content
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import Division
 from fedgist.data.partition import hold_out
 from fedgist.data.sources.loading import load_data
 from fedgist.recipe.reading import make
@@ -198,7 +199,7 @@ def test_rows_from_python_are_split_by_content_for_each_client() -> None:
         "", torch.tensor(x), torch.tensor(rows % 2), torch.zeros(0, 2), torch.zeros(0), 2
     )
     owner = torch.arange(40) // 20
-    expected, held = split_by_content(whole, 0.3, 0, owner)
+    expected, held = split_by_content(whole, Division(0.3), 0, owner)
     assert torch.equal(world.data.x, expected.x)
     assert torch.equal(world.data.x_test, expected.x_test)
     assert [len(world.partition.test[i]) for i in range(2)] == [

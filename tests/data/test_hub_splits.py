@@ -34,6 +34,7 @@ from data.hub_worlds import (
     saved,
 )
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import Division
 from fedgist.data.lazy_rows import held
 from fedgist.data.sources.user_rows import user_rows
 from fedgist.errors import DataError, RecipeError
@@ -294,7 +295,7 @@ def test_class_names_of_clients_may_be_in_another_order() -> None:
 def test_held_out_rows_of_a_split_are_those_of_arrays() -> None:
     rows = labelled(v=(value("float32"), FLOATS))
     x, y = np.array(FLOATS)[:, None], np.array(CODES)
-    pairs = [user_rows(data, 0.4) for data in (rows, (x, y))]
+    pairs = [user_rows(data, Division(0.4)) for data in (rows, (x, y))]
     for (ours, mask), (theirs, other) in [pairs]:
         assert mask is not None
         assert other is not None

@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.dataset import Dataset, check
+from fedgist.data.division import Division
+from fedgist.data.held_out_rows import held_out
 from fedgist.data.sources import splits
 from fedgist.data.sources.loading import load_data
-from fedgist.data.sources.splits import as_texts, held_out, moments
+from fedgist.data.sources.splits import as_texts, moments
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -254,8 +256,8 @@ def test_a_changed_byte_is_an_error_or_data(tmp_path: Path, data: st.DataObject)
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=60), st.floats(0, 0.95))
 def test_held_out_rows_are_a_share_of_each_class(labels: list[str], fraction: float) -> None:
     values = as_texts(np.array(labels), "labels")
-    mask = held_out(values, fraction)
-    assert np.array_equal(mask, held_out(values, fraction))
+    mask = held_out(Division(fraction, within="pooled"), values)
+    assert np.array_equal(mask, held_out(Division(fraction, within="pooled"), values))
     for label in set(labels):
         of_class = values == label
         count, held = int(of_class.sum()), int(mask[of_class].sum())
@@ -264,7 +266,7 @@ def test_held_out_rows_are_a_share_of_each_class(labels: list[str], fraction: fl
 
 
 def test_held_out_rows_are_not_the_first_ones() -> None:
-    mask = held_out(np.zeros(1000), 0.2)
+    mask = held_out(Division(0.2), np.zeros(1000))
     assert mask.sum() == 200
     assert 20 < mask[:200].sum() < 60
 

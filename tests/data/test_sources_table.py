@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import Division
 from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
@@ -123,6 +124,7 @@ def test_held_out(tmp_path: Path) -> None:
         "a,who,diagnosis\n" + "".join(f"{i},{i % 4},{i % 2}\n" for i in range(40)),
         client="who",
         test_fraction=0.25,
+        division=Division(within="pooled"),
     )
     assert (len(data.x), len(data.x_test)) == (30, 10)
     assert torch.bincount(data.y_test).tolist() == [5, 5]

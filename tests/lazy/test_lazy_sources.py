@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import fedgist
+from fedgist.data.division import Division
 from fedgist.data.lazy_rows import held
 from fedgist.data.sources import file_sizes, image_folder
 from fedgist.data.sources.loading import load_data
@@ -148,7 +149,7 @@ def test_a_list_holds_a_client_each() -> None:
     assert torch.equal(
         held(data.inputs, "x")[:12], torch.stack([Blobs(12)[i][0] for i in range(12)])
     )
-    held_out, _ = user_rows(sets[::2], 0.25)
+    held_out, _ = user_rows(sets[::2], Division(0.25))
     assert held_out.clients_test is not None
     assert held_out.clients_test.bincount().tolist() == [3, 6]
     with pytest.raises(RecipeError, match="leave out clients="):

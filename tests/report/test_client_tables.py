@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +71,45 @@ def test_lines_and_the_partition_say_who_a_client_is_and_which_model_it_has(fold
 
 
 def test_by_client(folder: Path) -> None:
-    table = by_client(find([folder]))
-    assert table.columns == ("client", "model", "rows", "fedlog", "local", "fedlog - local")
-    pairs = zip(*(last_lines(folder / m / "seed-0") for m in ("fedlog", "local")), strict=True)
-    for row, (line, alone) in zip(table.rows, pairs, strict=True):
-        gain = 100 * (line["accuracy"] - alone["accuracy"])
-        assert row[:3] == (line["name"], line["model"], str(line["rows"]))
+    table, metrics = by_client(find([folder]))
+    assert table.columns == ("client", "model", "test rows", "fedlog", "local", "fedlog - local")
+    assert table.title == "Accuracy by client, mean over 2 seeds"
+    seeds = {
+        method: list(zip(*(last_lines(folder / method / f"seed-{s}") for s in (0, 1)), strict=True))
+        for method in ("fedlog", "local")
+    }
+    losers = []
+    for client, row in enumerate(table.rows):
+        scores = {m: [100 * line["accuracy"] for line in seeds[m][client]] for m in seeds}
+        first = seeds["fedlog"][client][0]
+        assert row[:3] == (first["name"], first["model"], str(first["rows"]))
+        means = {m: statistics.fmean(values) for m, values in scores.items()}
+        spreads = {m: statistics.stdev(values) for m, values in scores.items()}
+        gain = means["fedlog"] - means["local"]
         assert row[3:] == (
-            f"{100 * line['accuracy']:.2f} %",
-            f"{100 * alone['accuracy']:.2f} %",
-            f"{gain:+.2f} %",
+            *(f"{means[m]:.2f} ± {spreads[m]:.2f} %" for m in ("fedlog", "local")),
+            f"{gain:+.2f} points",
         )
+        losers += [f"{row[0]} by fedlog"] * (gain < 0)
     assert len({row[2] for row in table.rows}) > 1, "clients have unequal test rows"
+    assert ("worse than local training: " + ", ".join(losers) in table.caption) == bool(losers)
+    assert metrics.columns[:5] == ("client", "method", "test rows", "95 % of accuracy", "accuracy")
+    assert [row[:2] for row in metrics.rows] == [(n, m) for n in NAMES for m in ("fedlog", "local")]
+    for row in metrics.rows:
+        lines = seeds[row[1]][NAMES.index(row[0])]
+        share, count = statistics.fmean(line["accuracy"] for line in lines), lines[0]["rows"]
+        low, high = wilson_by_definition(share, count)
+        assert row[3] == f"[{100 * low:.1f}, {100 * high:.1f}]"
+        aurocs = [line["auroc"] for line in lines if line["auroc"] is not None]
+        place = metrics.columns.index("auroc")
+        assert row[place] == (f"{100 * statistics.fmean(aurocs):.2f} %" if aurocs else "-")
+
+
+def wilson_by_definition(share: float, count: int) -> tuple[float, float]:
+    """All p that are 1.96 of their own standard errors or less from the share."""
+    p = np.linspace(0, 1, 200_001)
+    inside = p[(share - p) ** 2 <= 1.959964**2 * p * (1 - p) / count + 1e-12]
+    return float(inside.min()), float(inside.max())
 
 
 def test_by_model(folder: Path) -> None:
@@ -107,14 +135,17 @@ def test_the_gains_of_clients_are_drawn_and_a_page_has_the_tables(folder: Path) 
     (picture,) = [p for p in pictures.pictures(table) if p.name == "gains"]
     head, *rows = picture.table
     assert head == ["row", "client", "model", "gain"]
-    assert len(rows) == 2 * len(NAMES), "two seeds of one method beside local training"
+    assert len(rows) == len(NAMES), "clients with names are means over both seeds"
+    gains = dict.fromkeys(NAMES, 0.0)
     for seed in (0, 1):
         lines = (last_lines(folder / m / f"seed-{seed}") for m in ("fedlog", "local"))
         for line, alone in zip(*lines, strict=True):
-            gain = line["accuracy"] - alone["accuracy"]
-            assert ["fedlog", line["name"], line["model"], pytest.approx(gain)] in rows
+            gains[line["name"]] += (line["accuracy"] - alone["accuracy"]) / 2
+    for name, model in zip(NAMES, MODELS, strict=True):
+        assert ["fedlog", name, model, pytest.approx(gains[name])] in rows
     html = page.render(table, [], "Runs")
-    assert [text for text in ("by model", "by client, seed 0", "Bonn") if text not in html] == []
+    words = ("by model", "by client, mean over 2 seeds", "Bonn")
+    assert [text for text in words if text not in html] == []
     alone = comparison.study(find([folder / "fedlog"]))
     assert not [p for p in pictures.pictures(alone) if p.name == "gains"]
     assert "by client" in page.render(alone, [], "Runs")
@@ -125,18 +156,18 @@ def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) 
     done = CliRunner().invoke(app, ["show", str(folder / "fedlog"), "--by", "model"])
     assert (done.exit_code, done.stdout.count("fedlog")) == (0, 2)
     for form, head in (
-        ("markdown", "| client | model | rows |"),
-        ("latex", "client & model & rows"),
+        ("markdown", "| client | model | test rows |"),
+        ("latex", "client & model & test rows"),
     ):
         done = CliRunner().invoke(app, ["compare", str(folder), "--by", "client", "--format", form])
         assert (done.exit_code, done.stdout.count(head)) == (0, 1)
     done = CliRunner().invoke(app, ["compare", str(folder), "--by", "model", "--format", "csv"])
     assert "--by model has no --format csv: each client's numbers are in" in str(done.exception)
     old = write_run(tmp_path / "old", [0.5, 0.75], clients=[0.5, 1.0])  # no names, no models
-    (row, other) = by_client(find([old])).rows
+    (row, other) = by_client(find([old]))[0].rows
     assert (row[:3], other[3]) == (("0", "-", "10"), "100.00 %")
     waiting = write_run(tmp_path / "waiting", [0.5, 0.75], seed=1)  # same settings, not yet scored
-    assert len(by_client(find([old, waiting])).rows) == 2
+    assert len(by_client(find([old, waiting]))[0].rows) == 2
     table = comparison.study(find([old, waiting]))
     assert "by client, seed 0" in page.render(table, pictures.pictures(table), "Runs")
     by_loss = comparison.study(find([folder]), metric="train/loss")
@@ -157,7 +188,7 @@ def test_rows_by_another_metric_are_named_and_not_dropped(folder: Path, tmp_path
     fedgist.run(recipe, data=blobs(), clients=rows(), out=tmp_path / "other")
     runs = find([folder, tmp_path / "other"])
     note = "not shown, without Accuracy of single clients: fedavg"
-    assert note in by_client(runs).caption
+    assert note in by_client(runs)[0].caption
     assert note in by_model(runs).caption
     drawn = {p.name: p for p in pictures.pictures(comparison.study(runs))}
     assert note[1:] in drawn["over-clients"].caption

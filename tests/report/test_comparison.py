@@ -8,14 +8,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from fedgist.errors import ReportError
+from fedgist.report.formatting import Sheet
 from fedgist.report.tables import comparison
 from fedgist.report.tables.comparison import Study
 from fedgist.report.tables.run_tables import overview
-from fedgist.report.tables.study_tables import sheets
+from fedgist.report.tables.study_tables import one_sheet, sheets
 from fedgist.report.terminal.table_formats import as_data, render
 from fedgist.runs.finished.run_reader import find
 
@@ -107,28 +110,45 @@ def test_differences_to_a_reference_are_paired(folder: Path) -> None:
     versus = study.rows[0].versus
     assert versus is not None
     assert versus.difference.mean == pytest.approx((0.55 - 0.93 + 0.66 - 0.96 + 0.61 - 0.91) / 3)
-    assert versus.p == 0.125
+    assert versus.p is None  # three pairs cannot be significant, whatever they are
     assert study.rows[1].versus is None
-    assert any(
-        "smallest p possible is 0.125 one-sided; p < 0.05 takes 5 seeds" in n for n in study.notes
-    )
+    few = "3 pairs: the smallest p possible is 0.25, so no p is shown; p < 0.05 takes 6 seeds; for"
+    assert any(note.startswith(few) for note in study.notes)
+    against = next(sheet for sheet in sheets(study) if sheet.title == "Against fedlog (points)")
+    assert against.columns[1:5] == ("difference", "95 % interval", "better", "p")
+    assert against.rows[0][3:5] == ("fedlog", "-")
 
 
-def test_a_difference_either_way_takes_a_two_sided_test(folder: Path) -> None:
-    study = study_of(folder, reference="fedlog", two_sided=True)
-    versus = study.rows[0].versus
-    assert versus is not None
-    assert versus.p == 0.25  # twice the one-sided p: the signs are all the same
-    assert any(
-        "smallest p possible is 0.25 two-sided; p < 0.05 takes 6 seeds" in n for n in study.notes
-    )
-    against = next(sheet for sheet in sheets(study) if sheet.title == "Against fedlog")
-    assert "two-sided: fedlog is better or worse" in against.caption
-    assert json.loads(str(render(study, "json")))["two_sided"] is True
+def test_divisions_are_the_samples_and_their_seeds_are_averaged(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = {m: rng.normal(mean, 0.02, (4, 2)) for m, mean in (("fedlog", 0.9), ("local", 0.8))}
+    for method, finals in values.items():
+        for division, seed in np.ndindex(4, 2):
+            raw = {"data": {"name": "digits", "folds": 2, "repeats": 2, "division": division}}
+            path = tmp_path / method / f"seed-{seed}-division-{division}"
+            write_run(path, [float(finals[division, seed])], seed=seed, method=method, raw=raw)
+    study = study_of(tmp_path, reference="local")
+    row = study.rows[0]
+    assert (row.seeds, row.divisions, row.overlap) == ([0, 1], [0, 1, 2, 3], 1.0)
+    folds = values["fedlog"].mean(1)
+    assert row.final is not None
+    assert row.final.count == 4
+    assert row.final.error == pytest.approx((1.25 * folds.var(ddof=1)) ** 0.5)
+    assert row.versus is not None
+    gaps = (values["fedlog"] - values["local"]).mean(1)
+    t = gaps.mean() / (1.25 * gaps.var(ddof=1)) ** 0.5
+    assert row.versus.p == pytest.approx(2 * stats.t.sf(t, 3))
+    (results, *_) = tables = sheets(study)
+    assert results.columns[-1] == "divisions"
+    assert results.rows[0][-1] == "4"
+    assert "on other divisions of these rows (4 divisions; variance corrected" in results.caption
+    against = next(sheet for sheet in tables if sheet.title.startswith("Against"))
+    assert "paired by division; p, two-sided: corrected t test" in against.caption
+    assert against.rows[0][3] == "fedlog"
 
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
-    # seven pairs: all worse (p = 1/128), mixed (p as scipy has it, larger), and equal (p = 1)
+    # seven pairs: all worse (p = 1/64), mixed (p as scipy has it, larger), and equal (p = 1)
     finals = {
         "fedlog": [0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96],
         "fedavg": [0.8, 0.83, 0.81, 0.85, 0.80, 0.79, 0.70],
@@ -141,14 +161,14 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
     rows = {row.label: row.versus for row in study_of(tmp_path, reference="fedlog").rows}
     p = {label: versus.p for label, versus in rows.items() if versus and versus.p is not None}
     holm = {label: versus.p_holm for label, versus in rows.items() if versus}
-    assert p["fedavg"] == 1 / 128
+    assert p["fedavg"] == 1 / 64
     assert p["fedavg"] < p["fedprox"] < p["local"] == 1
     # by hand: the smallest times three, the next times two, the last as it is
-    assert holm["fedavg"] == pytest.approx(3 / 128)
-    assert holm["fedprox"] == pytest.approx(2 * p["fedprox"])
+    assert holm["fedavg"] == pytest.approx(3 / 64)
+    assert holm["fedprox"] == pytest.approx(min(1, 2 * p["fedprox"]))
     assert holm["local"] == 1
     (table,) = [s for s in sheets(study_of(tmp_path, reference="fedlog")) if "Against" in s.title]
-    assert table.columns[3:5] == ("p", "p (Holm)")
+    assert table.columns[4:6] == ("p", "p (Holm)")
     assert "correction for 3 comparisons" in table.caption
 
 
@@ -262,7 +282,7 @@ def test_what_cannot_be_compared_is_said_plainly(tmp_path: Path) -> None:
     write_run(tmp_path / "b", [0.6], seed=1, method="fedavg", raw={"evaluate": {"on": "test"}})
     copy = write_run(tmp_path / "c", [0.7], seed=0)
     study = study_of(tmp_path, reference="fedlog")
-    assert "fedavg has no seed in common with fedlog: not compared" in study.notes
+    assert "fedavg has no seed and division in common with fedlog: not compared" in study.notes
     assert any(note.startswith("mixed metrics") for note in study.notes)
     assert any(note.startswith(f"{copy} repeats {tmp_path / 'a'}") for note in study.notes)
     assert study.rows[0].seeds == [0]
@@ -361,12 +381,54 @@ def test_every_format_says_the_same(folder: Path) -> None:
     terminal = console.export_text()
     for text in (markdown, latex, terminal):
         assert "93.33" in text
-        assert "0.125" in text
-    assert "| fedlog | 93.33 ± 1.45 | [91.00, 96.00] | - | 94.00 ± 1.53 | 3 | 4 |" in markdown
-    assert r"$93.33 \pm 1.45$" in latex
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 4
+        assert "-34.00" in text or "-32.67" in text
+    assert "| fedlog | **93.33 ± 1.45** | [87.08, 99.58] | 3 | 4 |" in markdown
+    assert r"{\bfseries\boldmath $93.33 \pm 1.45$}" in latex
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 5
     assert "±" not in latex
     assert "%" not in latex.replace(r"\%", "").replace("\n% ", "")
+
+
+def test_a_reader_chooses_columns_and_the_order_of_rows(folder: Path) -> None:
+    chosen = ("interval", "best", "difference", "p", "bytes")
+    study = study_of(folder, reference="fedavg", order=["final"])
+    table = one_sheet(study, ("final", *chosen))
+    assert [row[0] for row in table.rows] == ["fedlog", "fedavg"]
+    head = ("method", "final", "95 % interval", "best", "difference (points)", "p", "bytes")
+    assert table.columns == head
+    assert table.rows[0][1:] == (
+        *("93.33 ± 1.45", "[87.08, 99.58]", "94.00 ± 1.53", "+32.67 ± 2.67", "-", "1.6 kB"),
+    )
+    assert table.bold == {(0, 1)}
+    assert "best: the highest test score" in table.caption
+    assert str(render(study, "latex", chosen)).count(r"\begin{tabular}") == 1
+    assert [row.label for row in study_of(folder, order=["fedlog"]).rows] == ["fedlog", "fedavg"]
+    for names, words in (
+        (["finl"], "--columns: unknown column 'finl'; did you mean 'final'"),
+        (["p"], "--columns p needs --reference"),
+    ):
+        with pytest.raises(ReportError, match=words):
+            one_sheet(study_of(folder), names)
+    with pytest.raises(ReportError, match="--order: unknown row 'fedlgo'; did you mean 'fedlog'"):
+        study_of(folder, order=["fedlgo"])
+
+
+def test_results_as_good_as_the_best_within_its_error_are_bold(tmp_path: Path) -> None:
+    for method, finals in (
+        ("fedavg", [0.9, 0.92]),
+        ("local", [0.89, 0.92]),
+        ("fedlog", [0.8, 0.7]),
+    ):
+        for seed, final in enumerate(finals):
+            write_run(tmp_path / f"{method}{seed}", [final], seed=seed, method=method)
+    assert sheets(study_of(tmp_path))[0].bold == {(0, 1), (2, 1)}
+
+
+def test_texts_stand_left_and_numbers_right() -> None:
+    rows = (("a", "-", "[1, 2]", "fedlog", "0 B"), ("b", "1 ± 2", "-", "12 or so", "-"))
+    assert Sheet("", tuple("vwxyz"), rows).texts == [True, False, False, False, False]
+    others = (("a", "-", "local", "mlp"), ("b", "-", "-", "mlp, 3"))
+    assert Sheet("", tuple("wxyz"), others).texts == [True, False, True, True]
 
 
 def test_runs_are_found_below_any_folder_once(folder: Path) -> None:

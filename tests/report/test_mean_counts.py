@@ -68,7 +68,7 @@ def test_every_table_figure_and_page_says_so(folder: Path) -> None:
     for text in (
         overview.caption,
         results.caption,
-        client_tables.by_client([run]).caption,
+        client_tables.by_client([run])[0].caption,
         client_tables.by_model([run]).caption,
         curves.lines_of(study).caption,
         *(p.caption for p in pictures.pictures(study) if p.name in {"by-round", "over-clients"}),
@@ -97,9 +97,9 @@ def test_a_round_and_a_client_say_how_many_replied(folder: Path) -> None:
     place = sheet.columns.index("replied")
     assert [row[place] for row in sheet.rows] == ["2 of 3", "-"]
     # Lyon was away and not asked: a simulation's record does not say who was
-    assert "replied" not in client_tables.by_client([run]).columns
+    assert "replied" not in client_tables.by_client([run])[0].columns
     (folder / "participants.csv").write_bytes(
         b"round,client\r\n1,0\r\n1,2\r\n2,0\r\n2,1\r\n2,2\r\n"
     )
-    sheet = client_tables.by_client([run])
+    sheet, _ = client_tables.by_client([run])
     assert [(row[0], row[-1]) for row in sheet.rows] == [("Berlin", "2 of 2"), ("Lyon", "1 of 2")]

@@ -119,7 +119,7 @@ def test_a_label_of_any_name_is_a_cell_of_its_own(tmp_path: Path, name: str) -> 
     assert {len(row) for row in rows} == {len(rows[0])}
     markdown = str(render(study, "markdown")).splitlines()
     bars = {len(re.findall(r"(?<!\\)\|", line)) for line in markdown[2:6]}
-    assert bars == {8}
+    assert bars == {6}
 
 
 @pytest.mark.slow
@@ -161,7 +161,8 @@ def test_each_table_in_latex_has_one_caption_and_a_label_of_its_own() -> None:
     assert text.count(r"\caption{") == text.count(r"\begin{table}") == 3
     labels = re.findall(r"\\label\{(.*)\}", text)
     assert labels == ["tab:wide", "tab:wide-no2", "tab:5"]
-    assert text.count(r"\begin{tabular}") > 3, "columns that do not fit stand below the others"
+    assert text.count(r"\begin{tabular}") == 3
+    assert text.count(r"\resizebox{\linewidth}{!}") == 2, "wide tables are made smaller"
     assert r"a\_b" not in text, "a long name may be broken after each underscore"
 
 
@@ -176,7 +177,9 @@ def test_latex_compiles_whatever_the_names(tmp_path: Path) -> None:
     hostile = Sheet("A [title] & 5 %", ("na_me", "$value$"), printable_names, "*: ^ ~ \\ x")
     text = str(render(study, "latex")) + str(in_words([hostile], ["a note\nof two lines"], "latex"))
     assert "$[-20.00, -20.00]$" in text
-    head = "\\documentclass{article}\n\\usepackage[utf8]{inputenc}\n\\usepackage{booktabs}\n"
+    head = (
+        "\\documentclass{article}\n\\usepackage[utf8]{inputenc}\n\\usepackage{booktabs,graphicx}\n"
+    )
     document = head + "\\begin{document}\n" + text + "\\end{document}\n"
     (tmp_path / "table.tex").write_text(document)
     command = [str(LATEX), "-interaction=nonstopmode", "-halt-on-error", "table.tex"]

@@ -51,7 +51,7 @@ def test_the_name_is_in_every_table_and_figure(folder: Path) -> None:
     runs = labelled(find([folder]), ["Ours=fedlog lr=0.1"])
     study = comparison.study(runs, reference="Ours")
     assert study.reference == "Ours"
-    assert "Ours" in client_tables.by_client(runs).columns
+    assert "Ours" in client_tables.by_client(runs)[0].columns
     assert "Ours" in {line[1] for line in client_tables.by_model(runs).rows}
     assert "Ours" in dict(curves.lines_of_runs(runs).rows)
     assert {row.method for row in study.rows if row.label == "Ours"} == {"fedlog"}, "its colour"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +18,8 @@ from fedgist.core.objectives.own_metric import OwnMetric, own_metric
 from fedgist.core.objectives.target import Target
 from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import Division
+from fedgist.data.held_out_rows import Values
 from fedgist.data.partition import owner_of_rows
 from fedgist.data.sources.hub_columns import HubOptions
 from fedgist.data.sources.python_objects import array
@@ -63,6 +67,13 @@ def clients_of(clients: object, argument: str) -> RowsOfClients | None:
     return rows_of_clients
 
 
+def _owners(rows: RowsOfClients | None, count: int) -> Values | None:
+    """Return the client of each of ``count`` rows by the users' lists; -1 for rows of no client."""
+    if rows is None:
+        return None
+    return owner_of_rows(rows_of_each(rows, count, "clients").values(), count).numpy()
+
+
 def of_given_data(recipe: T) -> T | dict[str, object]:
     """Return a mapping as a recipe of data that are given in Python; anything else unchanged."""
     if not isinstance(recipe, Mapping) or not isinstance(recipe.get("data", {}), Mapping):
@@ -82,15 +93,17 @@ def rows_given(
     if data is None:
         return None, rows, tests
     options = HubOptions(**recipe.data.options) if recipe.data.name == GIVEN else HubOptions()
-    fraction = options.test_fraction
+    stated = replace(recipe.data.test_rows, fraction=options.test_fraction)
+    division = stated if stated.is_stated else None
     private = recipe.privacy.unit == "record"
-    first = 0.0 if private and fraction is not None else fraction
-    data_set, held = user_rows(data, first, recipe.data.read, target, options)
-    if private and fraction is not None:
+    first = Division(0.0) if private and division else division
+    owners = functools.partial(_owners, rows)
+    data_set, held = user_rows(data, first, recipe.data.read, target, options, owners)
+    if private and division is not None:
         count = len(data_set.y)
         own = {} if rows is None else rows_of_each(rows, count, "clients")
         owner = data_set.clients if rows is None else owner_of_rows(own.values(), count)
-        data_set, drawn = split_by_content(data_set, fraction, recipe.seed, owner)
+        data_set, drawn = split_by_content(data_set, division, recipe.seed, owner)
         held = None if held is None else drawn.numpy()
     if options.client is None and data_set.clients is not None and isinstance(data, list | Mapping):
         return data_set, *_rows_of_lists(data_set, rows, tests)
@@ -98,8 +111,8 @@ def rows_given(
         return data_set, rows, tests
     if tests is not None:
         raise RecipeError(
-            f"data.test_fraction = {fraction:g} chooses the test rows, and clients_test= too: give "
-            "one of them"
+            "clients_test= chooses the test rows, and so does the recipe, by data.test_fraction, "
+            "data.folds or data.repeats: give one of them"
         )
     number = np.where(held, np.cumsum(held), np.cumsum(~held)) - 1  # among test or training rows
     lists = {who: part.numpy() for who, part in rows_of_each(rows, len(held), "clients").items()}

@@ -57,16 +57,17 @@ TargetOption = Annotated[
         help="Report rounds and bytes until this accuracy. Default: the paper's target, if any.",
     ),
 ]
-TwoSided = Annotated[
-    bool,
-    typer.Option(
-        "--two-sided", help="Two-sided test. Default: one-sided, that the reference is better."
-    ),
-]
-
 ByOption = Annotated[
     client_tables.By | None,
     typer.Option(help="Show the scores by the clients' models, or by client."),
+]
+
+OrderOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROW,ROW,...",
+        help="Rows that come first, by label or method, or 'final': the best first.",
+    ),
 ]
 
 LabelOption = Annotated[
@@ -106,7 +107,8 @@ def show(
     for problem in problems:
         screen.print(words(f"! {problem}", "yellow"))
     if by is not None:
-        screen.print(SheetView(client_tables.TABLES[by](runs)))
+        for sheet in client_tables.TABLES[by](runs):
+            screen.print(SheetView(sheet))
         _end(all_runs)
         return
     if len(runs) == 1:
@@ -133,7 +135,6 @@ def compare(
     reference: Reference = None,
     target_accuracy: TargetOption = None,
     metric: MetricOption = None,
-    two_sided: TwoSided = False,
     form: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
     ] = "terminal",
@@ -141,27 +142,41 @@ def compare(
         Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
     ] = None,
     by: ByOption = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="One table with these columns, such as final,interval,difference,p,bytes.",
+        ),
+    ] = None,
+    order: OrderOption = None,
     label: LabelOption = None,
     trust: Trust = False,
 ) -> None:
     """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
 
-    Runs that differ only in their seed form one row. Differences are paired by seed.
+    Runs that differ only in their seed or in the division of their rows form one row. Differences
+    are paired by both.
 
     Examples
     --------
     fedgist compare runs/demo/fedlog runs/demo/fedavg --reference fedlog
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     fedgist compare runs --by model --format markdown
+    fedgist compare runs --columns final,interval,seeds --order final --format latex
     fedgist compare runs/a runs/b --label "FedLog (ours)=runs/a"
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
+    if columns is not None and (by or chosen_form in {"csv", "json"}):
+        beside = f"--by {by}" if by else f"--format {form}"
+        raise ReportError(f"--columns has no effect with {beside}, which has columns of its own")
     runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
     if by is None:
-        study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
-        output = render(study, chosen_form)
+        study = _study(runs, reference, metric, target_accuracy, order)
+        names = () if columns is None else tuple(name.strip() for name in columns.split(","))
+        output = render(study, chosen_form, names)
     else:
-        output = in_words([_table_by(by, runs, form)], [], chosen_form)
+        output = in_words(_tables_by(by, runs, form), [], chosen_form)
     if by or out is not None or chosen_form == "csv":  # these have no place for notes
         for problem in run_reader.problems_of(runs):
             say(f"! {problem}", error=True)
@@ -169,7 +184,7 @@ def compare(
     _end(runs)
 
 
-def _table_by(by: client_tables.By, runs: Sequence[FinishedRun], form: str) -> Sheet:
+def _tables_by(by: client_tables.By, runs: Sequence[FinishedRun], form: str) -> list[Sheet]:
     if form in {"csv", "json"}:
         raise ReportError(
             f"--by {by} has no --format {form}: each client's numbers are in clients.jsonl of its "
@@ -197,15 +212,14 @@ def _study(
     reference: str | None,
     metric: str | None,
     target_percent: float | None,
-    *,
-    two_sided: bool,
+    order: str | None,
 ) -> Study:
     return comparison.study(
         runs,
         reference=reference,
         metric=metric,
         target_accuracy=None if target_percent is None else target_percent / 100,
-        two_sided=two_sided,
+        order=() if order is None else [name.strip() for name in order.split(",")],
     )
 
 
@@ -218,7 +232,6 @@ def report(
     reference: Reference = None,
     target_accuracy: TargetOption = None,
     metric: MetricOption = None,
-    two_sided: TwoSided = False,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -235,6 +248,7 @@ def report(
             help="Also write each figure to this folder, as PDF, SVG, PNG and CSV.",
         ),
     ] = None,
+    order: OrderOption = None,
     label: LabelOption = None,
     trust: Trust = False,
 ) -> None:
@@ -248,7 +262,7 @@ def report(
     fedgist report runs/alpha --over partition.alpha
     """
     runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
-    study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
+    study = _study(runs, reference, metric, target_accuracy, order)
     drawn = [*(varied.over(study, key) for key in over or ()), *pictures.pictures(study)]
     study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))
     html = page.render(study, drawn, title)

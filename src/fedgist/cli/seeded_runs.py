@@ -35,6 +35,9 @@ def start(
 ) -> Iterator[runner.Outcome]:
     """Run a recipe with ``seeds`` consecutive seeds; yield the result of each run when it ends."""
     keep_memory()
+    if (count := recipe.data.divisions) > 1:
+        number = recipe.data.division + 1
+        observer.note(f"division {number} of {count} of the rows; fedgist sweep runs all {count}")
     other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
     if other and not overwrite:
         raise RecipeError(

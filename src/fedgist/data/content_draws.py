@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import Division
 from fedgist.data.lazy_rows import pieces_of
 
 _BITS = 64
@@ -48,13 +49,18 @@ def shares(numbers: Tensor) -> Tensor:
 
 
 def split_by_content(
-    data: Dataset, fraction: float, secret: int, owner: Tensor | None = None
+    data: Dataset, division: Division, secret: int, owner: Tensor | None = None
 ) -> tuple[Dataset, Tensor]:
-    """Hold out training rows as test rows, each with probability ``fraction``.
+    """Hold out training rows as test rows, each with the probability of the division's share.
 
     Return the data, and Booleans (rows,) that are true for test rows. ``data`` has no test rows.
     """
-    held = shares(fates(data, secret, "test rows", owner)) < fraction
+    purpose = f"test rows {division.repeat}" if division.repeat else "test rows"
+    numbers = fates(data, secret, purpose, owner)
+    if division.folds is None:
+        held = shares(numbers) < division.share
+    else:
+        held = numbers % division.folds == division.fold
     tested = data.only(held.nonzero().squeeze(1))
     trained = data.only((~held).nonzero().squeeze(1))
     whole = replace(trained, y_test=tested.y, clients_test=tested.clients)

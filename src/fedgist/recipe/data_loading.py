@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import USUAL, Division
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.read_modes import Read
 from fedgist.data.sources.text_rows import SplitTexts
@@ -19,9 +21,13 @@ KEY = "data.name"
 Source = Callable[..., Dataset | SplitTexts]
 _ADDED = {
     "test_fraction": float | None,
+    "division": Division,
     "read": Read,
     "target": Target,
 }  # options of every user's own function
+_DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {"test_fraction": None, "division": USUAL, "read": "auto", "target": "class"}
+)
 
 
 class OwnSource:
@@ -39,7 +45,7 @@ class OwnSource:
         further = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
         added = [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for key, default in (("test_fraction", None), ("read", "auto"), ("target", "class"))
+            for key, default in _DEFAULTS.items()
             if key not in signature.parameters
         ]
         self.added = tuple(p.name for p in added)
@@ -51,15 +57,18 @@ class OwnSource:
         self,
         *,
         test_fraction: float | None = None,
+        division: Division = USUAL,
         read: Read = "auto",
         target: Target = "class",
         **options: object,
     ) -> Dataset:
         """Call the function, and return its objects as a data set."""
-        shared = {"test_fraction": test_fraction, "read": read, "target": target}
+        stated = replace(division, fraction=test_fraction)
+        shared: dict[str, object] = {"test_fraction": test_fraction, "division": stated}
+        shared |= {"read": read, "target": target}
         own = {key: value for key, value in shared.items() if key not in self.added}
-        fraction = test_fraction if "test_fraction" in self.added else None
-        data, _ = user_rows(self.function(**options, **own), fraction, read, target)
+        drawn = stated if stated.is_stated and "test_fraction" in self.added else None
+        data, _ = user_rows(self.function(**options, **own), drawn, read, target)
         return replace(data, name=self.place)
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from fedgist.core.bounds import BelowOne, NonNegativeInt, Positive, PositiveInt
 from fedgist.data import Augmentation
+from fedgist.data.division import Division, Within
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
 from fedgist.data.sources.read_modes import Read
 from fedgist.options import CLOSED
@@ -149,6 +150,26 @@ class Data(OpenSection):
     have no range. The default is from the 1 % to the 99 % quantile of at least 20 training rows,
     rounded to two digits, and under privacy none. A site may state its own in its ``site.toml``.
     """
+    divide: Within = "client"
+    """Where test rows are chosen, if the data have none of their own.
+
+    ``client`` divides the rows of each natural client by themselves, as the sites of a federation
+    do. Then each client has a test row that has two rows of a class. ``pooled`` divides all
+    together.
+    """
+    folds: Annotated[int, Field(ge=2)] | None = None
+    """Number of folds: test rows are those of one fold, and of every fold in another run.
+
+    Each client's rows of a class are dealt into the folds in turn. ``fedgist sweep`` runs all
+    folds. With ``privacy.unit = "record"`` the fold of a row is its keyed digest modulo ``folds``.
+    """
+    repeats: PositiveInt = 1
+    """How many times rows are divided anew, into folds or by ``test_fraction``."""
+    division: Annotated[NonNegativeInt, Field(json_schema_extra={"role": "seed"})] = 0
+    """Which division this run tests, from 0: the folds of the first repeat, then of the second.
+
+    ``fedgist sweep`` sets it.
+    """
     train_rows: PositiveInt | None = None
     """Use only this number of training rows. The default is all."""
     draw: Literal["first", "random"] = "first"
@@ -179,8 +200,22 @@ class Data(OpenSection):
     words: WordsSection | None = None
     """How texts are split into tokens, and which tokens are known."""
 
+    @property
+    def test_rows(self) -> Division:
+        """How test rows are chosen, but for the source's own option ``test_fraction``."""
+        return Division(None, self.folds, self.division, self.repeats, self.divide)
+
+    @property
+    def divisions(self) -> int:
+        """Number of divisions into training rows and test rows."""
+        return (self.folds or 1) * self.repeats
+
     @model_validator(mode="after")
     def _draws_some(self) -> Data:
+        if self.division >= self.divisions:
+            raise ValueError(
+                f"division = {self.division} is not below folds x repeats = {self.divisions}"
+            )
         if self.held_out and self.validation:
             raise ValueError(
                 "validation and held_out both hold rows out, at the clients and at the server: "

@@ -77,13 +77,18 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes % MINUTE:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+NONE = "-"  # the text of an empty cell
+AMOUNT = r"[\[{(]?[+-]?\d"  # how numbers, their intervals and amounts with units begin
+
+
 @dataclass(frozen=True)
 class Sheet:
     """A title, the names of the columns, rows of cells, and a caption.
 
     The first column names the rows and the second is the main one: both stay visible if there is
     little room. So do the first ``named_by`` columns, if only these together name a row. Cells hold
-    unescaped names; the function that shows a sheet escapes them for its format.
+    unescaped names; the function that shows a sheet escapes them for its format. ``bold`` are the
+    places (row, column) of the best values.
     """
 
     title: str
@@ -91,13 +96,26 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
     named_by: int = 1
+    bold: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def texts(self) -> list[bool]:
+        """Which columns hold texts: the first, and each in which most cells have no number."""
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
+        shown = [[cell for cell in column if cell != NONE] for column in columns]
+        numbers = [sum(bool(re.match(AMOUNT, cell)) for cell in column) for column in shown]
+        return [
+            not place or 2 * count < len(column)
+            for place, (count, column) in enumerate(zip(numbers, shown, strict=True))
+        ]
 
     def filled(self) -> Sheet:
         """Return the table without the columns that hold nothing but dashes."""
-        places = [i for i in range(len(self.columns)) if any(row[i] != "-" for row in self.rows)]
+        places = [i for i in range(len(self.columns)) if any(row[i] != NONE for row in self.rows)]
         columns = tuple(self.columns[i] for i in places)
         rows = tuple(tuple(row[i] for i in places) for row in self.rows)
-        return replace(self, columns=columns, rows=rows)
+        bold = frozenset((r, places.index(i)) for r, i in self.bold if i in places)
+        return replace(self, columns=columns, rows=rows, bold=bold)
 
     def transposed(self) -> Sheet:
         """Return the table with a row for each column; the first column becomes the heading."""

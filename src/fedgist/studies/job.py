@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,14 +78,25 @@ Listener = Callable[[Job, Event], bool]  # returns True to stop the job after it
 
 
 def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]:
-    """Return one job per seed, counted from the recipe's seed, each in a folder of its own."""
+    """Return one job per seed and division, each in a folder of its own.
+
+    Seeds are counted from the recipe's; divisions are all that ``data.folds`` and ``data.repeats``
+    make.
+    """
+    count = recipe.data.divisions
+    draws = itertools.product(range(recipe.seed, recipe.seed + seeds), range(count))
+    if count == 1:
+        return [
+            Job(f"{name} seed {seed}", recipe.changed({"seed": seed}), out / f"seed-{seed}")
+            for seed, _ in draws
+        ]
     return [
         Job(
-            f"{name} seed {seed}",
-            recipe.changed({"seed": seed}),
-            out / f"seed-{seed}",
+            f"{name} seed {seed} division {division}",
+            recipe.changed({"seed": seed, "data.division": division}),
+            out / f"seed-{seed}-division-{division}",
         )
-        for seed in range(recipe.seed, recipe.seed + seeds)
+        for seed, division in draws
     ]
 
 

@@ -30,6 +30,10 @@ def axis(text: str) -> tuple[str, list[str]]:
     parts = _split(values)
     if key.strip() == "seed":
         raise RecipeError(f"--grid {text}: the seeds of a cell are given by --seeds")
+    if key.strip() == "data.division":
+        raise RecipeError(
+            f"--grid {text}: all divisions of data.folds and data.repeats are run in each cell"
+        )
     if count is not None and count != len(parts):
         raise RecipeError(
             f"--grid {text}: this is {count} values as TOML, but {len(parts)} when split at commas;"
@@ -51,7 +55,7 @@ def _split(values: str) -> list[str]:
 def grid(
     path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, out: Path
 ) -> list[Job]:
-    """Return one job per cell and seed with a checked recipe; the seeds of a cell are adjacent."""
+    """Return a job per cell, seed and division with a checked recipe; a cell's are adjacent."""
     read_axes = [axis(text) for text in axes]
     keys = [key for key, _ in read_axes]
     if len(set(keys)) < len(keys):

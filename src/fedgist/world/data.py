@@ -101,6 +101,7 @@ def _of_source(
         missing_clients=section.missing_clients,
         secret=secret,
         unlisted=unlisted,
+        division=section.test_rows,
         **section.options,
     )
 

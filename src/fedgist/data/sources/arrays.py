@@ -25,12 +25,12 @@ from fedgist.data.sources.splits import (
     as_clients,
     as_mask,
     dataset,
-    refuse_fraction,
+    division_of,
 )
 from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.errors import DataError, first_line
 
-NAMES = ("x", "y", "client", "test", "x_test", "y_test", "client_test")
+NAMES = ("x", "y", "client", "group", "test", "x_test", "y_test", "client_test")
 
 
 def npz(*, path: str | Path, **options: Unpack[RowOptions]) -> Dataset:
@@ -56,6 +56,8 @@ def npz(*, path: str | Path, **options: Unpack[RowOptions]) -> Dataset:
     ``client``
         Whose each row is (rows,): whole numbers or texts, which the clients are called. For
         ``partition.name = "natural"``.
+    ``group``
+        What stays together when test rows are chosen (rows,), such as the patient of each row.
     ``test``
         1 or true for the rows that are held out as test rows (rows,), 0 or false for the others.
     ``x_test``, ``y_test``, ``client_test``
@@ -102,10 +104,10 @@ def npy(*, path: str | Path, read: Read = "auto", **options: Unpack[RowOptions])
 
     Notes
     -----
-    The arrays are those of the source ``npz``, a file each: ``x``, ``y``, ``client``, ``test``,
-    ``x_test``, ``y_test``, ``client_test``. ``x`` and ``x_test`` are mapped into memory, and only
-    the rows of a batch are read, if ``data.read`` is ``"lazy"`` or they would fill more than half
-    of the memory. Missing numbers of such rows are refused.
+    The arrays are those of the source ``npz``, a file each: ``x``, ``y``, ``client``, ``group``,
+    ``test``, ``x_test``, ``y_test``, ``client_test``. ``x`` and ``x_test`` are mapped into memory,
+    and only the rows of a batch are read, if ``data.read`` is ``"lazy"`` or they would fill more
+    than half of the memory. Missing numbers of such rows are refused.
 
     Pooled normalization: mean and deviation of each column or channel over all training rows, or
     over a sample of at most 2,048 rows if they are read lazily.
@@ -156,11 +158,16 @@ class _Arrays:
         subject = f"{self.source}: the labels {y_name}"
         labels = stored_labels(self.array(y_name), subject, target)
         self.check_length(y_name, len(labels), len(x), x_name)
-        if owner not in self.present:
-            return Split(x, labels)
-        clients = as_clients(self.array(owner), f"{self.source}: {owner}")
-        self.check_length(owner, len(clients), len(x), x_name)
-        return Split(x, labels, clients)
+        clients = self._names(owner, len(x), x_name)
+        return Split(x, labels, clients, None if suffix else self._names("group", len(x), x_name))
+
+    def _names(self, name: str, rows: int, x_name: str) -> Values | None:
+        """Return an array of clients or groups as text (rows,), or None if there is none."""
+        if name not in self.present:
+            return None
+        names = as_clients(self.array(name), f"{self.source}: {name}")
+        self.check_length(name, len(names), rows, x_name)
+        return names
 
 
 def _dataset(arrays: _Arrays, options: RowOptions) -> Dataset:
@@ -170,7 +177,7 @@ def _dataset(arrays: _Arrays, options: RowOptions) -> Dataset:
         raise DataError(f"{source} has an array 'test' and an array 'x_test': only one may be")
     train, test = arrays.split("", target), None
     for name in own:
-        refuse_fraction(options.get("test_fraction"), f"{source} has an array {name!r}")
+        division_of(options).refuse(f"{source} has an array {name!r}")
     if "x_test" in own:
         test = arrays.split("_test", target)
     elif own:

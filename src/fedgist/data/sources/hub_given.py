@@ -14,6 +14,8 @@ import torch
 
 from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import Division
+from fedgist.data.held_out_rows import held_out
 from fedgist.data.lazy_rows import CHECKED, Inputs, sample_of
 from fedgist.data.row_seeds import NO_SEED, own_draws
 from fedgist.data.sources.hub_columns import HubColumns, HubOptions
@@ -27,9 +29,7 @@ from fedgist.data.sources.splits import (
     Values,
     as_texts,
     dataset,
-    held_out,
     note_on_left_out,
-    refuse_fraction,
 )
 from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.errors import DataError, first_line, listed
@@ -102,10 +102,11 @@ def hub_dataset(
     *,
     classes: Sequence[str] = (),
     stored: bool = False,
+    division: Division | None = None,
 ) -> tuple[Dataset, Values | None]:
     """Return splits as a data set, and which rows are held out as test rows, Booleans (rows,).
 
-    These are None without ``test_fraction``, and if each client has a split. ``classes`` are the
+    These are None without a ``division``, and if each client has a split. ``classes`` are the
     names of all classes in order. ``stored`` says that the splits are those of files, unchanged.
 
     Raises
@@ -125,17 +126,24 @@ def hub_dataset(
         readers = [replace(reader, files=files_of(reader.parts)) for reader in readers]
     inputs, how_read = hub_inputs(readers, read, 1 if stored else 2)
     train = labelled(given.train, inputs[0], columns, target)
-    held = _held_out(given, train, options.test_fraction)
+    held = _held_out(given, train, division)
     if given.tests:
         parts = train, labelled(given.tests, inputs[1], columns, target)
     else:
         parts = train.take(~held), train.take(held)
     own = class_names([*given.train, *given.tests], columns, target)
     names = own if target in NUMERIC else classes or own
-    data = dataset(given.name, *parts, classes=names, missing=options.missing, target=target)
+    data = dataset(
+        given.name,
+        *parts,
+        classes=names,
+        missing=options.missing,
+        target=target,
+        drawn=division is not None,
+    )
     notes = (*given.notes, *columns.notes, *readers[0].notes, *data.notes)
     data = replace(_with_clients(data, given, held), notes=notes, how_read=how_read)
-    is_drawn = options.test_fraction is not None and not given.by_client
+    is_drawn = division is not None and not given.by_client
     return data, held if is_drawn else None
 
 
@@ -177,14 +185,16 @@ def labelled(parts: Sequence[HubPart], x: Inputs, columns: HubColumns, target: T
     return Split(x, labels, np.concatenate(clients) if clients else None)
 
 
-def _held_out(given: Given, train: Split, fraction: float | None) -> Values:
-    """Return which training rows are test rows, Booleans (rows,); a share of each client's."""
-    if fraction is None:
+def _held_out(given: Given, train: Split, division: Division | None) -> Values:
+    """Return which training rows are test rows, Booleans (rows,); each split by itself."""
+    if division is None:
         return np.zeros(len(train.labels), dtype=bool)
     if given.tests:
-        refuse_fraction(fraction, "a client has test rows" if given.by_client else "data= has some")
+        division.refuse("a client has test rows" if given.by_client else "data= has some")
+    if not given.by_client:
+        return held_out(division, train.labels, train.clients)
     ends = np.cumsum([len(part) for part in given.train])[:-1]
-    return np.concatenate([held_out(own, fraction) for own in np.split(train.labels, ends)])
+    return np.concatenate([held_out(division, own) for own in np.split(train.labels, ends)])
 
 
 def _with_clients(data: Dataset, given: Given, held: Values) -> Dataset:

@@ -12,7 +12,7 @@ from fedgist.data.sources.hub_columns import HubColumns, HubOptions
 from fedgist.data.sources.hub_given import hub_dataset, named_splits, with_a_class, with_a_client
 from fedgist.data.sources.optional_packages import need
 from fedgist.data.sources.read_modes import Read
-from fedgist.data.sources.splits import RowOptions, checked_fraction, refuse_fraction
+from fedgist.data.sources.splits import RowOptions, division_of
 from fedgist.errors import DataError
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
@@ -84,21 +84,22 @@ def huggingface(
         path = "ylecun/mnist"
         image = "image"
     """
-    test_fraction, missing = row_options.get("test_fraction"), row_options.get("missing", "refuse")
+    missing, division = row_options.get("missing", "refuse"), division_of(row_options)
     target, classes = row_options.get("target", "class"), row_options.get("classes", ())
     options = HubOptions(
-        label, image, features, client, image_size, train, test, test_fraction, missing
+        label, image, features, client, image_size, train, test, division.fraction, missing
     )
     given = named_splits(_load(path, config), str(path), options)
     if given.tests:
-        refuse_fraction(test_fraction, f"{path} has the split {test or 'test'!r}")
-    else:
-        options = replace(options, test_fraction=checked_fraction(test_fraction))
+        division.refuse(f"{path} has the split {test or 'test'!r}")
     if row_options.get("missing_labels") == "mask" and target == "class":
         given = with_a_class(given, HubColumns.of(given.train[0], options, target))
     if row_options.get("missing_clients") == "drop":
         given = with_a_client(given, HubColumns.of(given.train[0], options, target))
-    data, _ = hub_dataset(given, options, read, target, classes=classes, stored=True)
+    drawn = None if given.tests else division
+    data, _ = hub_dataset(
+        given, options, read, target, classes=classes, stored=True, division=drawn
+    )
     return replace(data, name=str(path))
 
 

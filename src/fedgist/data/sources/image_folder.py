@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import USUAL, Division
 from fedgist.data.lazy_rows import Inputs, LazyRows, sample_of
 from fedgist.data.sources.file_identity import identity_of
 from fedgist.data.sources.file_sizes import fits, regular
@@ -36,7 +37,6 @@ from fedgist.data.sources.splits import (
     Split,
     Values,
     dataset,
-    refuse_fraction,
 )
 from fedgist.errors import DataError, first_line, listed
 
@@ -65,6 +65,7 @@ def folder(
     path: str | Path,
     image_size: int | list[int] | None = None,
     test_fraction: float | None = None,
+    division: Division = USUAL,
     classes: Sequence[str] = (),
     read: Read = "auto",
 ) -> Dataset:
@@ -105,8 +106,9 @@ def folder(
     """
     top = existing(path, folder=True)
     train, test, notes = _split_folders(top)
+    stated = replace(division, fraction=test_fraction)
     if test is not None:
-        refuse_fraction(test_fraction, f"there is a folder {test.name!r}")
+        stated.refuse(f"there is a folder {test.name!r}")
     train_files = _labelled_files(train)
     test_files = [] if test is None else _labelled_files(test)
     files = train_files + test_files
@@ -117,7 +119,7 @@ def folder(
     labels = np.array([label for _, label in files], dtype=object)
     rows, is_test = Split(x, labels), np.arange(len(files)) >= len(train_files)
     parts = (rows,) if test is None else (rows.take(~is_test), rows.take(is_test))
-    data = dataset(top.name, *parts, test_fraction=test_fraction, classes=classes)
+    data = dataset(top.name, *parts, division=stated, classes=classes)
     return replace(data, notes=(*data.notes, *notes))
 
 

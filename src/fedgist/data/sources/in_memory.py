@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from fedgist.core.far_numbers import narrowed
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset, check
+from fedgist.data.division import Division
+from fedgist.data.held_out_rows import held_out
 from fedgist.data.label_check import check_labels
 from fedgist.data.lazy_rows import Inputs, LazyRows, outline
 from fedgist.data.sources.python_objects import (
@@ -29,10 +31,8 @@ from fedgist.data.sources.python_objects import (
 from fedgist.data.sources.splits import (
     Values,
     codes,
-    held_out,
     in_order,
     moments,
-    refuse_fraction,
 )
 from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.data.sources.tabular import encode, with_columns
@@ -56,12 +56,16 @@ def in_memory(data: object) -> Dataset:
 
 
 def split_in_memory(
-    data: object, test_fraction: float | None, target: Target = "class"
+    data: object,
+    division: Division | None,
+    target: Target = "class",
+    clients_of: Callable[[int], Values | None] = lambda _: None,
 ) -> tuple[Dataset, Values | None]:
     """Return a user's objects as a data set; errors name the argument ``data``.
 
-    With ``test_fraction`` this share of each class is held out as test rows, the same rows as of a
-    file. Booleans (rows,) then say which rows these are. They are None otherwise.
+    With a ``division`` test rows are held out, the same rows as of a file; ``clients_of`` returns
+    the client of each of that many rows, if they are given beside. Booleans (rows,) then say which
+    rows these are. They are None otherwise.
 
     Arrays keep their shape. A data frame is encoded like a table: texts and categories become 0/1
     columns. Mean and std are those of the training rows. Labels are whole numbers from 0 on, or
@@ -69,7 +73,8 @@ def split_in_memory(
     targets have labels (rows, ...) in the form of :class:`~fedgist.data.dataset.Dataset`.
     """
     if isinstance(data, Dataset):
-        refuse_fraction(test_fraction, "data= is a Dataset, which has its own test rows")
+        if division is not None:
+            division.refuse("data= is a Dataset, which has its own test rows")
         return _checked(data), None
     parts: object = data
     if isinstance(data, torch.utils.data.Dataset):
@@ -81,19 +86,23 @@ def split_in_memory(
         kind = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
         raise DataError(f"data is {kind}; it must be {_FORMS}")
     held = None
-    if test_fraction is not None:
+    if division is not None:
         if len(parts) == len(_NAMES):
-            refuse_fraction(test_fraction, "data= has test rows")
-        parts, held = _with_test_rows(parts[0], parts[1], test_fraction, target)
+            division.refuse("data= has test rows")
+        parts, held = _with_test_rows(parts[0], parts[1], division, target, clients_of)
     return _from_arrays(parts, target), held
 
 
 def _with_test_rows(
-    x: Any, y: Any, fraction: float, target: Target
+    x: Any,
+    y: Any,
+    division: Division,
+    target: Target,
+    clients_of: Callable[[int], Values | None],
 ) -> tuple[tuple[object, ...], Values]:
     """Return ``(x, y, x_test, y_test)``, and Booleans (rows,) that are true for test rows."""
     labels = label_values(y, "data: y") if target == "class" else np.zeros(len(y))
-    held = held_out(labels, fraction)
+    held = held_out(division, labels, clients_of(len(labels)))
     if len(x) != len(held):
         raise DataError(f"data: x has {len(x)} rows, but y has {len(held)}")
     train, test = np.flatnonzero(~held), np.flatnonzero(held)

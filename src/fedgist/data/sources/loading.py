@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedgist.core.objectives.target import Target
 from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset, check, with_classes
+from fedgist.data.division import USUAL, Division, OwnTestRowsError
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import MissingFileError, readable
 from fedgist.data.sources.locations import data_root, expanded_path
 from fedgist.data.sources.read_modes import Read
-from fedgist.data.sources.splits import OwnTestRowsError, checked_fraction
 from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.data.usable_rows import Unlisted, usable
 from fedgist.errors import DataError, did_you_mean, shown
@@ -33,6 +34,8 @@ NO_OPTIONS = (
     "missing_labels",
     "unlisted",
     "missing_clients",
+    "division",
+    "drawn",
 )
 
 
@@ -50,6 +53,7 @@ def load_data(
     source: Callable[..., Dataset | SplitTexts] | None = None,
     secret: int | None = None,
     unlisted: Unlisted = "refuse",
+    division: Division = USUAL,
     **options: object,
 ) -> Dataset:
     """Return the validated data set of the source ``name``.
@@ -63,8 +67,8 @@ def load_data(
     they are used. ``source`` reads the data set if the name is a user's own.
     With a ``secret``, test rows that the source would draw by their places are drawn by their
     content (:mod:`fedgist.data.content_draws`). With ``unlisted = "none"``, unlisted categories and
-    rows that cannot be used are no errors (:mod:`fedgist.data.usable_rows`). ``options`` are those
-    of the source.
+    rows that cannot be used are no errors (:mod:`fedgist.data.usable_rows`). ``division`` says how
+    test rows are chosen, with the option ``test_fraction``. ``options`` are those of the source.
     """
     source = source or _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
@@ -73,11 +77,13 @@ def load_data(
     if lenient and target in {None, "class"}:
         common["classes"] = ()  # rows of other classes are left out afterwards
     common |= {"missing_labels": "mask" if lenient else missing_labels, "unlisted": unlisted}
-    common["missing_clients"] = missing_clients
+    common |= {"missing_clients": missing_clients, "division": division}
     common |= {} if target is None else {"target": target}
     taken, _ = options_of(source)
     if read == "lazy" and "read" not in taken:
         raise DataError(f"data.read = 'lazy': the rows of {name} are read once, into memory")
+    if division.is_stated and "division" not in taken:
+        division.refuse(f"the test rows of {name} are always the same")
     arguments |= {key: value for key, value in common.items() if key in taken}
 
     def whole(**further: object) -> Dataset:
@@ -88,7 +94,13 @@ def load_data(
 
     if secret is None or TEST_FRACTION_KEY not in taken:
         return whole()
-    return _divided(whole, arguments.get(TEST_FRACTION_KEY), secret)
+    if "group" in options:
+        raise DataError(
+            "data.group keeps rows together, and privacy.unit = 'record' protects each row: leave "
+            "it out"
+        )
+    stated = replace(division, fraction=arguments.get(TEST_FRACTION_KEY))
+    return _divided(whole, stated, secret, {"division": USUAL} if "division" in taken else {})
 
 
 @contextlib.contextmanager
@@ -115,13 +127,15 @@ def _as_dataset(
     return data
 
 
-def _divided(whole: Callable[..., Dataset], stated: float | None, secret: int) -> Dataset:
+def _divided(
+    whole: Callable[..., Dataset], division: Division, secret: int, without_folds: Options
+) -> Dataset:
     """Return data whose test rows are drawn by content, unless they have test rows of their own."""
     try:
-        undivided = whole(test_fraction=0.0)
+        undivided = whole(test_fraction=0.0, **without_folds)
     except OwnTestRowsError:
         return whole()
-    return split_by_content(undivided, checked_fraction(stated), secret)[0]
+    return split_by_content(undivided, division, secret)[0]
 
 
 def _source(name: str) -> Callable[..., Dataset | SplitTexts]:

@@ -27,7 +27,7 @@ from fedgist.data.sources.splits import (
     as_clients,
     as_mask,
     dataset,
-    refuse_fraction,
+    division_of,
 )
 from fedgist.data.sources.stored_labels import label_columns, stored_labels
 from fedgist.data.table_columns import Column
@@ -98,7 +98,7 @@ def parquet(
     rows = Split(lazy if inputs is None else features(inputs, file.name), stored, owner)
     parts: tuple[Split, ...] = (rows,)
     if test is not None:
-        refuse_fraction(options.get("test_fraction"), f"test = {test!r} names the test rows")
+        division_of(options).refuse(f"test = {test!r} names the test rows")
         mask = as_mask(_columns(file, [test])[:, 0], f"{file.name}: {test}")
         parts = rows.take(~mask), rows.take(mask)
     if target in NUMERIC:

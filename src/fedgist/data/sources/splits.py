@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedgist.core.far_numbers import narrowed
 from fedgist.core.objectives.target import NUMERIC, Target
-from fedgist.core.random import key, permutation
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import USUAL, Division
+from fedgist.data.held_out_rows import held_out
 from fedgist.data.label_check import MANY_CLASSES, MissingClients, MissingLabels
 from fedgist.data.lazy_rows import Inputs, lazy_or_none, outline
 from fedgist.errors import DataError, listed
@@ -33,7 +34,11 @@ class RowOptions(TypedDict, total=False):
 
     test_fraction: float | None
     """Fraction of each class held out as test rows. Default 0.2. Not with test rows of their own.
+
+    Each client's rows are divided by themselves; ``data.divide = "pooled"`` divides all together.
     """
+    division: Division
+    """Which rows are test rows, if the data have none of their own."""
     missing: Missing
     """What to do with a missing number (NaN).
 
@@ -50,6 +55,12 @@ class RowOptions(TypedDict, total=False):
     """What to do with a row without a client."""
 
 
+def division_of(options: RowOptions) -> Division:
+    """Return how test rows are chosen, with the share that is stated."""
+    division, fraction = options.get("division", USUAL), options.get("test_fraction")
+    return division if fraction is None else replace(division, fraction=fraction)
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Examples ``inputs`` ``(rows, *shape)``, their labels, and their clients if known.
@@ -57,18 +68,24 @@ class Split:
     Inputs are a tensor, or rows that are read when they are used. ``clients`` are an array (rows,)
     of text, as :func:`as_texts` returns it. So are ``labels``, or they are numbers (rows, outputs),
     with NaN where one is missing, or the classes of pixels (rows, height, width), -1 where it is
-    missing.
+    missing. ``groups`` (rows,) are what stays together if test rows are chosen, such as patients.
     """
 
     inputs: Inputs
     labels: Values
     clients: Values | None = None
+    groups: Values | None = None
     ownerless: int = 0  # rows without a client, which are not among these
 
     def take(self, mask: Values) -> Split:
         """Return the rows where the Boolean ``mask`` (rows,) is true."""
-        clients = None if self.clients is None else self.clients[mask]
-        return Split(self.inputs[torch.from_numpy(mask)], self.labels[mask], clients)
+        clients, groups = (v if v is None else v[mask] for v in (self.clients, self.groups))
+        return Split(self.inputs[torch.from_numpy(mask)], self.labels[mask], clients, groups)
+
+    def divided(self, division: Division) -> tuple[Split, Split]:
+        """Return training rows and test rows."""
+        mask = held_out(division, self.labels, self.clients, self.groups)
+        return self.take(~mask), self.take(mask)
 
     def owned(self, missing_clients: MissingClients, subject: str) -> Split:
         """Return the rows that have a client.
@@ -102,48 +119,6 @@ def with_a_label(rows: Split, target: Target) -> Split:
     return rows
 
 
-TEST_FRACTION = 0.2  # share of the rows that are test rows, if a recipe says nothing
-
-
-def checked_fraction(fraction: float | None) -> float:
-    """Return the share of test rows that a user stated, or the default."""
-    if fraction is None:
-        return TEST_FRACTION
-    if not 0 <= fraction < 1:
-        raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
-    return fraction
-
-
-class OwnTestRowsError(DataError):
-    """A share of test rows is stated beside test rows of the data's own."""
-
-
-def refuse_fraction(fraction: float | None, test_rows: str) -> None:
-    """Raise OwnTestRowsError if a share of test rows is stated beside the data's own test rows."""
-    if fraction is not None:
-        raise OwnTestRowsError(
-            f"test_fraction = {fraction:g} is not read: {test_rows}; leave it out"
-        )
-
-
-def held_out(labels: Values, fraction: float | None) -> Values:
-    """Choose a share of each class's rows as test rows, by a fixed random order.
-
-    Labels that are numbers have no classes: a share of all rows is chosen. Return Booleans (rows,),
-    true for a test row. Every class keeps at least one training row.
-    """
-    fraction = checked_fraction(fraction)
-    if labels.ndim > 1:
-        labels = np.zeros(len(labels))
-    order = permutation(key(0, "test split"), len(labels)).numpy()
-    _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    rows_by_class = np.split(order[np.argsort(classes, kind="stable")], np.cumsum(counts)[:-1])
-    mask = np.zeros(len(labels), dtype=bool)
-    for rows in rows_by_class:
-        mask[rows[: min(int(fraction * len(rows) + 0.5), len(rows) - 1)]] = True
-    return mask
-
-
 def last_of_each(groups: Values, fraction: float) -> Values:
     """Choose the last share ``fraction`` of each group's rows, in their order, as test rows.
 
@@ -157,12 +132,6 @@ def last_of_each(groups: Values, fraction: float) -> Values:
         kept = max(len(rows) - int(fraction * len(rows) + 0.5), 1)
         mask[rows[kept:]] = True
     return mask
-
-
-def split_rows(rows: Split, fraction: float | None) -> tuple[Split, Split]:
-    """Split rows into training rows and test rows, as chosen by :func:`held_out`."""
-    mask = held_out(rows.labels, fraction)
-    return rows.take(~mask), rows.take(mask)
 
 
 def as_clients(values: Values, subject: str) -> Values:
@@ -282,21 +251,27 @@ def dataset(
     test: Split | None = None,
     *,
     test_fraction: float | None = None,
+    division: Division = USUAL,
     classes: Sequence[str] = (),
     missing: Missing = "refuse",
     target: Target = "class",
     missing_labels: MissingLabels = "refuse",
     missing_clients: MissingClients = "refuse",
+    drawn: bool = False,
 ) -> Dataset:
     """Make a data set: number labels and clients in sorted order, compute the moments.
 
-    Without ``test`` the share ``test_fraction`` of the training rows is held out. Clients without
-    training rows come after the others. ``classes`` gives the order of the classes if it is not the
-    sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
+    Without ``test`` rows are held out by ``division``, with the share ``test_fraction`` if it is
+    given. ``drawn`` says that ``test`` was made so: then a class may have no training rows. Clients
+    without training rows come after the others. ``classes`` gives the order of the classes if it is
+    not the sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
     With ``missing_labels = "mask"`` rows without any label are left out, with a note. So are rows
     without a client with ``missing_clients = "drop"``.
     """
-    train, test = split_rows(train, test_fraction) if test is None else (train, test)
+    if test is None:
+        stated = division if test_fraction is None else replace(division, fraction=test_fraction)
+        train, test = train.divided(stated)
+        drawn = True
     train, test = (rows.owned(missing_clients, name) for rows in (train, test))
     given = len(train.labels) + len(test.labels)
     if missing_labels == "mask":
@@ -304,7 +279,7 @@ def dataset(
     first, last = (outline(rows.inputs) for rows in (train, test))
     if not len(first) or not first[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(first) else 'rows'}")
-    names, (y, y_test) = _labels(name, train, test, classes, target)
+    names, (y, y_test) = _labels(name, train, test, classes, target, drawn=drawn)
     x, x_test = narrowed(first, last)
     fill = means(name, x) if missing == "mean" else None
     x, x_test = fill_in(x, fill), fill_in(x_test, fill)
@@ -331,7 +306,7 @@ def dataset(
 
 
 def _labels(
-    name: str, train: Split, test: Split, classes: Sequence[str], target: Target
+    name: str, train: Split, test: Split, classes: Sequence[str], target: Target, *, drawn: bool
 ) -> tuple[tuple[str, ...], tuple[Tensor, Tensor]]:
     """Return the names of what is predicted, and the labels of training and test rows."""
     if target in NUMERIC:
@@ -344,7 +319,8 @@ def _labels(
         most = max(int(part.max()) for part in pixels if part.numel())
         names = tuple(classes) or tuple(str(i) for i in range(most + 1))
         return names, (pixels[0], pixels[1])
-    names = tuple(classes) or _classes_of(name, train.labels)
+    known = np.concatenate([train.labels, test.labels]) if drawn else train.labels
+    names = tuple(classes) or _classes_of(name, known)
     if new := sorted({*train.labels, *test.labels} - set(names)):
         which = ("label", "classes") if classes else ("test label", "training labels")
         raise DataError(

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import OwnTestRowsError
+from fedgist.data.held_out_rows import held_out
 from fedgist.data.sources.column_kinds import KINDS, Numbers, is_number, kind_of
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.locations import existing
@@ -24,9 +26,8 @@ from fedgist.data.sources.splits import (
     as_mask,
     as_texts,
     dataset,
-    held_out,
+    division_of,
     note_on_left_out,
-    refuse_fraction,
 )
 from fedgist.data.sources.stored_labels import label_columns
 from fedgist.data.sources.table_file import (
@@ -53,6 +54,7 @@ def table(
     path: str | Path,
     label: str | list[str],
     client: str | None = None,
+    group: str | None = None,
     test: str | Path | None = None,
     columns: dict[str, str | list[str]] | None = None,
     ignore: list[str] | None = None,
@@ -74,6 +76,9 @@ def table(
         or 1 and 0, and may be a list of columns; ``classes`` are not read.
     client
         The column with the name of the client that owns a row.
+    group
+        The column of what stays together when test rows are chosen, such as ``"patient"``: all its
+        rows are test rows, or none. It is no input.
     test
         A column that is 1 (true) for test rows and 0 (false) for the others, or a second table with
         the test rows.
@@ -127,9 +132,9 @@ def table(
     form = TableForm.of(sep, missing_signs or ())
     target, missing = options.get("target", "class"), options.get("missing", "refuse")
     labels = label_columns(label, target)
-    whole, train, held = _Reading(form, labels, client, options).parts(path, test)
+    whole, train, held = _Reading(form, labels, client, group, options).parts(path, test)
     beside = annotations or []
-    marks = (client, str(test) if str(test) in whole.frame.columns else None)
+    marks = (client, group, str(test) if str(test) in whole.frame.columns else None)
     aside = [*labels, *(name for name in marks if name), *beside]
     expect(whole, [*aside, *(ignore or [])])
     gaps: _Gaps = missing if unlisted == "refuse" else "any"
@@ -145,7 +150,15 @@ def table(
         for part in (train, held)
     )
     names = labels if target in NUMERIC else options.get("classes", ())
-    data = dataset(train.name, train_rows, test_rows, classes=names, missing=missing, target=target)
+    data = dataset(
+        train.name,
+        train_rows,
+        test_rows,
+        classes=names,
+        missing=missing,
+        target=target,
+        drawn=test is None,
+    )
     numbers = encode(train, [Column(name) for name in beside], missing=gaps).T.float()
     notes = tuple(dict.fromkeys((*data.notes, *whole.notes, *held.notes, *of_columns)))
     return replace(
@@ -163,6 +176,7 @@ class _Reading:
     form: TableForm
     labels: list[str]
     client: str | None
+    group: str | None
     options: RowOptions
 
     @property
@@ -248,12 +262,16 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
 
 def _test_rows(whole: TableFrame, reading: _Reading, test: str | Path | None) -> Values:
     """Return Booleans (rows,), true for a test row; all false if test rows have their own table."""
-    test_fraction = reading.options.get("test_fraction")
+    division = division_of(reading.options)
     if test is None:
         numbered = is_number(whole, reading.labels[0])
         labels = labels_of(whole, reading.labels, reading.target, numbered=numbered)
-        return held_out(labels, test_fraction)
-    refuse_fraction(test_fraction, f"test = {str(test)!r} names the test rows")
+        return held_out(division, labels, _clients(whole, reading.client), _group(whole, reading))
+    if reading.group is not None:
+        raise OwnTestRowsError(
+            f"group = {reading.group!r} is not read: test = {str(test)!r} names the test rows"
+        )
+    division.refuse(f"test = {str(test)!r} names the test rows")
     if str(test) in whole.frame.columns:
         cells = filled(whole, str(test), "test", "it holds 1 or 0")
         return as_mask(cells, f"{whole.name}: the test column {str(test)!r}")
@@ -340,6 +358,13 @@ def _clients(rows: TableFrame, name: str | None) -> Values | None:
     if name is None or name not in rows.frame.columns:
         return None
     return filled(rows, name, "client", _CLIENT_CURE)
+
+
+def _group(rows: TableFrame, reading: _Reading) -> Values | None:
+    if reading.group is None:
+        return None
+    expect(rows, [reading.group])
+    return filled(rows, reading.group, "group", "a row of its own needs a name of its own")
 
 
 def _encode(rows: TableFrame, column: Column, missing: _Gaps, out: Tensor) -> None:

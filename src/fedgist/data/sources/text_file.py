@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedgist.core.objectives.target import Target
+from fedgist.data.division import Division
 from fedgist.data.label_check import MissingClients, MissingLabels
 from fedgist.data.sources.file_formats import expect_text
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.locations import existing
-from fedgist.data.sources.splits import note_on_left_out, refuse_fraction
+from fedgist.data.sources.splits import note_on_left_out
 from fedgist.data.sources.table_file import is_missing, is_table, load_table
 from fedgist.data.sources.text_rows import SplitTexts, Texts, note_on_empty
 from fedgist.data.vocabulary import sentences_of
@@ -93,7 +94,7 @@ def text_file(
     train = read_texts(place, text, client, label, **form)
     unlabelled, ownerless, empty = train.unlabelled, train.ownerless, 0
     if test_file is not None:
-        refuse_fraction(test_fraction, "test_file has the test rows")
+        Division(test_fraction).refuse("test_file has the test rows")
         held = existing(test_file)
         test = read_texts(held, text, client, label, **form)
         unlabelled, ownerless = unlabelled + test.unlabelled, ownerless + test.ownerless

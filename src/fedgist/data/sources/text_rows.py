@@ -13,9 +13,10 @@ from fedgist.core.batch import NO_WORD
 from fedgist.core.objectives.next_word import BEGIN, END, PADDING
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset
+from fedgist.data.division import Division
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.locations import existing
-from fedgist.data.sources.splits import checked_fraction, codes, in_order, last_of_each
+from fedgist.data.sources.splits import codes, in_order, last_of_each
 from fedgist.data.sources.text_labels import label_names, label_numbers
 from fedgist.data.vocabulary import (
     Rule,
@@ -101,9 +102,8 @@ class Texts:
 
     def split(self, fraction: float | None) -> tuple[Texts, Texts]:
         """Split off the last share of each client's texts, or of all texts without clients."""
-        fraction = checked_fraction(fraction)
         groups = self.clients or ("",) * len(self.texts)
-        held = last_of_each(np.array(groups, dtype=object), fraction).tolist()
+        held = last_of_each(np.array(groups, dtype=object), Division(fraction).share).tolist()
         return self._where(held, wanted=False), self._where(held, wanted=True)
 
     def _where(self, held: Sequence[bool], *, wanted: bool) -> Texts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import cast
 
@@ -12,6 +12,8 @@ from torch.utils.data import ConcatDataset
 
 from fedgist.core.objectives.target import Target
 from fedgist.data.dataset import Dataset, check
+from fedgist.data.division import Division
+from fedgist.data.held_out_rows import held_out
 from fedgist.data.lazy_rows import Inputs, LazyRows, check_repeatable, held
 from fedgist.data.sources.hub_columns import NONE_STATED, HubOptions
 from fedgist.data.sources.hub_given import hub_dataset, splits_given
@@ -19,7 +21,7 @@ from fedgist.data.sources.in_memory import split_in_memory
 from fedgist.data.sources.map_rows import MapRows, MapStyle, files_of, is_map_style, labels_of
 from fedgist.data.sources.read_choice import Notes, choice
 from fedgist.data.sources.read_modes import Read
-from fedgist.data.sources.splits import Values, held_out, refuse_fraction
+from fedgist.data.sources.splits import Values
 from fedgist.errors import DataError
 
 Split = tuple[MapStyle, MapStyle | None]  # training rows, and test rows if there are any
@@ -98,31 +100,32 @@ def lazy(
 
 def user_rows(
     data: object,
-    test_fraction: float | None = None,
+    division: Division | None = None,
     read: Read = "auto",
     target: Target = "class",
     options: HubOptions = NONE_STATED,
+    clients_of: Callable[[int], Values | None] = lambda _: None,
 ) -> tuple[Dataset, Values | None]:
     """Return a user's objects as a data set: arrays, a data set, map-style data sets, or splits.
 
     Map-style data sets are read into memory or lazily, as ``read`` says. A list of them holds a
-    client each, ``train`` or ``(train, test)``. With ``test_fraction`` this share of the rows is
-    held out as test rows. Booleans (rows,) then say which rows these are, unless ``data`` is a
-    list. Splits of Hugging Face data sets may have ``options``: the columns and splits to use.
+    client each, ``train`` or ``(train, test)``. With a ``division`` test rows are held out.
+    Booleans (rows,) then say which rows these are, unless ``data`` is a list. ``clients_of``
+    returns the client of each of that many rows, if they are given beside. Splits of Hugging Face
+    data sets may have ``options``: the columns and splits to use.
 
     Raises
     ------
     DataError
         If the objects are of other kinds, or a row cannot be read.
     """
-    options = replace(options, test_fraction=test_fraction)
     if (given := splits_given(data, options)) is not None:
-        data_set, rows = hub_dataset(given, options, read, target)
+        data_set, rows = hub_dataset(given, options, read, target, division=division)
         return check(replace(data_set, name="your data")), rows
     _refuse(options, "data.", type(data).__name__)
     if isinstance(data, list) and data and all(map(_split_of, data)):
         splits = [split for part in data if (split := _split_of(part)) is not None]
-        return _of_clients(splits, test_fraction, read, target), None
+        return _of_clients(splits, division, read, target), None
     split = _split_of(data)
     if split is None:
         if read == "lazy" and not (isinstance(data, Dataset) and data.lazy is not None):
@@ -130,7 +133,7 @@ def user_rows(
                 f"data.read = 'lazy' reads map-style torch data sets, and data is a "
                 f"{type(data).__name__}"
             )
-        return split_in_memory(data, test_fraction, target)
+        return split_in_memory(data, division, target, clients_of)
     names = ("data",) if split[1] is None else ("data: train", "data: test")
     sets = [rows for rows in split if rows is not None]
     readers = [MapRows(rows, name, files_of(rows)) for rows, name in zip(sets, names, strict=True)]
@@ -138,16 +141,15 @@ def user_rows(
     parts: object = tuple(sets)
     if is_lazy:
         parts = tuple(part for reader in readers for part in _lazy_pair(reader))
-    data_set, held = split_in_memory(parts, test_fraction, target)
+    data_set, held = split_in_memory(parts, division, target, clients_of)
     return replace(data_set, how_read=(*data_set.how_read, *note)), held
 
 
 def _refuse(options: HubOptions, before: str, kind: str) -> None:
     """Raise DataError if options for Hugging Face splits are stated for other data."""
-    defaults = replace(NONE_STATED, test_fraction=options.test_fraction)
     for field in fields(options):
         value = getattr(options, field.name)
-        if value != getattr(defaults, field.name):
+        if field.name != "test_fraction" and value != getattr(NONE_STATED, field.name):
             raise DataError(
                 f"{before}{field.name} = {value!r} is about Hugging Face data sets, and the data "
                 f"are a {kind}: leave it out"
@@ -181,7 +183,7 @@ def _choice(readers: Sequence[MapRows], read: Read) -> tuple[bool, Notes]:
 
 
 def _of_clients(
-    splits: Sequence[Split], fraction: float | None, read: Read, target: Target
+    splits: Sequence[Split], division: Division | None, read: Read, target: Target
 ) -> Dataset:
     """Return the rows of all clients, one split each, with the client of each row."""
     sets = [rows for split in splits for rows in split if rows is not None]
@@ -196,9 +198,9 @@ def _of_clients(
         own = [rows + begin + i * len(own[0]) for i, rows in enumerate(own)]
         begin += sum(map(len, own))
         if len(own) == 1:
-            own = _with_test_rows(own[0], y if target == "class" else None, fraction)
-        elif fraction is not None:
-            refuse_fraction(fraction, "a client has test rows")
+            own = _with_test_rows(own[0], y if target == "class" else None, division)
+        elif division is not None:
+            division.refuse("a client has test rows")
         train.append(own[0])
         test.append(own[1])
     inputs = x if is_lazy else held(x, "data")
@@ -216,16 +218,16 @@ def _of_clients(
 
 
 def _with_test_rows(
-    rows: torch.Tensor, y: Sequence[object] | None, fraction: float | None
+    rows: torch.Tensor, y: Sequence[object] | None, division: Division | None
 ) -> list[torch.Tensor]:
     """Return a client's training rows and test rows among its ``rows`` (rows,).
 
     ``y`` are the classes of all clients' rows, or None if rows have no class.
     """
-    if fraction is None:
+    if division is None:
         return [rows, rows[:0]]
     classes = np.array(["" if y is None else str(y[row]) for row in rows.tolist()])
-    mask = torch.from_numpy(held_out(classes, fraction))
+    mask = torch.from_numpy(held_out(division, classes))
     return [rows[~mask], rows[mask]]
 
 

@@ -39,7 +39,8 @@ from fedgist.report.pictures.plot_elements import (
     whole_ticks,
 )
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
-from fedgist.report.tables.client_tables import LOCAL, gains, measure_of, scores_of, without_scores
+from fedgist.report.tables.client_scores import scores_of
+from fedgist.report.tables.client_tables import LOCAL, gains, measure_of, without_scores
 from fedgist.report.tables.comparison import Row, Study, common_metric
 from fedgist.report.tables.mean_counts import sentence
 from fedgist.runs.files.columns import DOWN_BYTES, EPSILON, UP_BYTES, over_clients

@@ -27,9 +27,9 @@ from fedgist.report.pictures.plot_elements import (
 )
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
 from fedgist.report.tables.comparison import Row, Study, group_labels
+from fedgist.report.tables.estimate_texts import shower
 from fedgist.report.tables.mean_counts import sentence
 from fedgist.report.tables.stats import Estimate
-from fedgist.report.tables.study_tables import shower
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,15 +5,26 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
-from fedgist.core.objectives.metrics import Metric
-from fedgist.errors import ReportError
+from fedgist.core.objectives.metrics import LOSS, Metric
+from fedgist.errors import ReportError, listed
 from fedgist.report.formatting import Sheet, score_text
-from fedgist.report.tables.comparison import RunGroup, common_metric, group
+from fedgist.report.tables.client_scores import (
+    COUNTED,
+    UNKNOWN,
+    ClientScore,
+    Scores,
+    counts_rows,
+    keeps_clients,
+    over_runs,
+    scores_of,
+)
+from fedgist.report.tables.comparison import RunGroup, common_metric, draw_of, group
 from fedgist.report.tables.mean_counts import sentence
+from fedgist.report.tables.stats import Draw, wilson
 from fedgist.runs.files.columns import COMPLETE, EXPECTED, measured, over_clients
 from fedgist.runs.files.record import Line
 from fedgist.runs.files.run_directory import PARTICIPANTS
@@ -24,74 +35,125 @@ OF_MODELS = (
     "mean and spread over clients; mean by rows: each client weighted by its test rows; each "
     "number is a mean over seeds"
 )
-UNKNOWN = "-"  # the model of a client in a run recorded before models were
 By = Literal["model", "client"]
 Shower = Callable[[float | None], str]
 
 
-@dataclass(frozen=True)
-class ClientScore:
-    """A client's score in one evaluation: its name, its model, its test rows, and the score."""
+def by_client(runs: Sequence[FinishedRun]) -> list[Sheet]:
+    """Return a row for each client: each method's score and gain over local; and all metrics.
 
-    name: str
-    model: str
-    rows: int
-    score: float
-
-
-Scores = Mapping[int, ClientScore]  # by client
-
-
-def scores_of(run: FinishedRun, metric: str) -> dict[int, ClientScore]:
-    """Return each client's score in the last evaluation up to the round that the run keeps."""
-    lines = [
-        line
-        for line in run.clients.lines
-        if line.get("split") == "client"
-        and line.get(metric) is not None
-        and (run.kept is None or line["round"] <= run.kept)
-    ]
-    last = max((line["round"] for line in lines), default=0)
-    return {
-        line["client"]: ClientScore(
-            line.get("name", str(line["client"])),
-            line.get("model", UNKNOWN),
-            int(line.get("rows") or 0),
-            line[metric],
-        )
-        for line in lines
-        if line["round"] == last
-    }
-
-
-def by_client(runs: Sequence[FinishedRun]) -> Sheet:
-    """Return a table with a row for each client: each method's score, and its gain over local.
-
-    Clients of different seeds are different clients, so the smallest seed that all methods have is
-    shown.
+    Scores are means over seeds and divisions. Where clients are drawn by the seed, clients of
+    different seeds are different clients, and the smallest seed that all methods have is shown.
     """
     metric, groups = _groups(runs)
-    seeds = _common_seeds(groups)
-    if not seeds:
-        raise ReportError("--by client: the runs have no seed in common")
-    seed, show = min(seeds), _shower(runs)
-    columns = {rows.label: scores_of(_with_seed(rows, seed), metric) for rows in groups}
+    groups, which = _of_same_clients(groups)
+    show = _shower(runs)
+    columns = {rows.label: over_runs(rows.runs, metric) for rows in groups}
     local = next((rows.label for rows in groups if rows.method == LOCAL), "")
     gains = [label for label in columns if local and label != local]
     clients = {client: score for scores in columns.values() for client, score in scores.items()}
     lines = tuple(
         (
-            *(clients[client].name, clients[client].model, str(clients[client].rows)),
-            *(show(_score(scores, client)) for scores in columns.values()),
+            *(clients[client].name, clients[client].model, f"{clients[client].rows:.0f}"),
+            *(_score_text(scores.get(client), show) for scores in columns.values()),
             *(_gain(columns[label], columns[local], client, show) for label in gains),
         )
         for client in sorted(clients)
     )
-    head = ("client", "model", "rows", *columns, *(f"{label} - {local}" for label in gains))
-    title = f"{measure_of(runs).title} by client, seed {seed}"
-    sheet = Sheet(title, head, lines, _caption(runs, metric))
-    replied = {rows.label: rounds_replied(_with_seed(rows, seed)) for rows in groups}
-    return _with_replies(sheet, sorted(clients), replied)
+    head = ("client", "model", "test rows", *columns, *(f"{label} - {local}" for label in gains))
+    title = f"{measure_of(runs).title} by client, {which}"
+    losers = _losers(columns, gains, columns.get(local, {}), measure_of(runs))
+    caption = "; ".join(filter(None, (_caption(runs, metric), losers)))
+    sheet = Sheet(title, head, lines, caption)
+    replied = {rows.label: rounds_replied(rows.runs[0]) for rows in groups if len(rows.runs) == 1}
+    wide = _with_replies(sheet, sorted(clients), replied)
+    return [wide, _all_metrics(groups, which, runs[0])]
+
+
+def _of_same_clients(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], str]:
+    """Return the groups with the runs whose clients are the same, and these runs in words."""
+    everything = [run for rows in groups for run in rows.runs]
+    common = _common_draws(groups)
+    if not common:
+        raise ReportError("--by client: the runs have no seed in common")
+    if not keeps_clients(everything):
+        seed = min(draw.seed for draw in common)
+        kept = [draw for draw in common if draw.seed == seed]
+        groups = [
+            replace(rows, runs=tuple(run for run in rows.runs if draw_of(run) in kept))
+            for rows in groups
+        ]
+        return [*groups], f"seed {seed}"
+    groups = [
+        replace(rows, runs=tuple(run for run in rows.runs if draw_of(run) in common))
+        for rows in groups
+    ]
+    seeds, divisions = ({draw[place] for draw in common} for place in (0, 1))
+    words = f"mean over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {min(seeds)}"
+    return groups, words + (f" and {len(divisions)} divisions" if len(divisions) > 1 else "")
+
+
+def _score_text(score: ClientScore | None, show: Shower) -> str:
+    if score is None:
+        return show(None)
+    text = show(score.score)
+    if score.spread is None:
+        return text
+    number, _, unit = text.partition(" ")
+    return f"{number} ± {show(score.spread).partition(' ')[0]} {unit}".rstrip()
+
+
+def _losers(
+    columns: Mapping[str, Scores], gains: Sequence[str], local: Scores, measure: Metric
+) -> str:
+    """Return a sentence that names the clients that a method makes worse than local training."""
+    sign = 1 if measure.better == "higher" else -1
+    lost = [
+        f"{columns[label][client].name} by {label}"
+        for label in gains
+        for client in sorted(columns[label].keys() & local.keys())
+        if sign * (columns[label][client].score - local[client].score) < 0
+    ]
+    return f"worse than {LOCAL} training: {listed(lost)}" if lost else ""
+
+
+def _all_metrics(groups: Sequence[RunGroup], which: str, run: FinishedRun) -> Sheet:
+    """Return a table with a row for each client and method, and a column for each metric."""
+    measures = [m for name, m in run.metrics.items() if name != LOSS.name]
+    counted = [rows.label for rows in groups if counts_rows(rows.runs, COUNTED)]
+    scores = {
+        (rows.label, metric.name): over_runs(rows.runs, metric.name)
+        for rows in groups
+        for metric in measures
+    }
+    clients = sorted({client for of_metric in scores.values() for client in of_metric})
+    lines = []
+    for client in clients:
+        for rows in groups:
+            own = [scores[rows.label, metric.name].get(client) for metric in measures]
+            if not any(own):
+                continue
+            first = next(score for score in own if score)
+            cells = [
+                score_text(score.score if score else None, metric)
+                for score, metric in zip(own, measures, strict=True)
+            ]
+            bounds = []
+            if counted:
+                right = scores[rows.label, COUNTED].get(client)
+                low, high = wilson(right.score, right.rows) if right and right.rows else (0, 0)
+                bounds = [f"[{100 * low:.1f}, {100 * high:.1f}]" if high else UNKNOWN]
+            lines.append((first.name, rows.label, f"{first.rows:.0f}", *bounds, *cells))
+    head = ("client", "method", "test rows", *(["95 % of accuracy"] if counted else []))
+    caption = "mean over runs; 95 %: Wilson's interval of these models, over rows of the client"
+    sheet = Sheet(
+        f"All metrics by client, {which}",
+        (*head, *(metric.title.lower() for metric in measures)),
+        tuple(lines),
+        caption if counted else "mean over runs",
+        named_by=2,
+    )
+    return sheet.filled()
 
 
 def rounds_replied(run: FinishedRun) -> dict[int, str]:
@@ -188,30 +250,36 @@ def of_runs(runs: Sequence[FinishedRun]) -> list[Sheet]:
     models = {score.model for table in scores for score in table.values()}
     shown = [by_model(runs)] if len(models) > 1 else []
     few = bool(scores) and all(len(table) <= MOST_CLIENTS for table in scores)
-    return [*shown, by_client(runs)] if few and _common_seeds(groups) else shown
+    return [*shown, *by_client(runs)] if few and _common_draws(groups) else shown
 
 
 def gains(runs: Sequence[FinishedRun]) -> list[tuple[str, ClientScore, float]]:
-    """Return each client's gain over local training with the same seed: label, client, gain."""
+    """Return each client's gain over local training with the same draw: label, client, gain.
+
+    Of clients that are the same in all runs it is the mean over draws.
+    """
     metric, (groups, _) = common_metric(runs) if runs else "", group(runs)
-    local = {
-        run.seed: scores_of(run, metric)
-        for rows in groups
-        if rows.method == LOCAL
-        for run in rows.runs
-    }
-    return [
-        (rows.label, score, score.score - local[run.seed][client].score)
-        for rows in groups
-        if rows.method != LOCAL
-        for run in rows.runs
-        for client, score in scores_of(run, metric).items()
-        if client in local.get(run.seed, {})
-    ]
+    local = next((rows.runs for rows in groups if rows.method == LOCAL), ())
+    pairs = []
+    for rows in groups:
+        if rows.method == LOCAL:
+            continue
+        common = {draw_of(run) for run in rows.runs} & {draw_of(run) for run in local}
+        own, alone = ([r for r in runs if draw_of(r) in common] for runs in (rows.runs, local))
+        same = keeps_clients([*own, *alone])
+        sets = [(own, alone)] if same else [([a], [b]) for a, b in zip(own, alone, strict=True)]
+        for some, others in sets:
+            scores, base = over_runs(some, metric), over_runs(others, metric)
+            pairs += [
+                (rows.label, score, score.score - base[client].score)
+                for client, score in scores.items()
+                if client in base
+            ]
+    return pairs
 
 
-TABLES: Mapping[By, Callable[[Sequence[FinishedRun]], Sheet]] = MappingProxyType(
-    {"model": by_model, "client": by_client}
+TABLES: Mapping[By, Callable[[Sequence[FinishedRun]], list[Sheet]]] = MappingProxyType(
+    {"model": lambda runs: [by_model(runs)], "client": by_client}
 )
 
 
@@ -253,23 +321,15 @@ def _scored(runs: Sequence[FinishedRun]) -> tuple[str, list[RunGroup]]:
     return metric, [rows for rows in scored if rows.runs]
 
 
-def _common_seeds(groups: Sequence[RunGroup]) -> set[int]:
-    return set.intersection(*({run.seed for run in rows.runs} for rows in groups))
-
-
-def _with_seed(rows: RunGroup, seed: int) -> FinishedRun:
-    return next(run for run in rows.runs if run.seed == seed)
-
-
-def _score(scores: Scores, client: int) -> float | None:
-    return scores[client].score if client in scores else None
+def _common_draws(groups: Sequence[RunGroup]) -> set[Draw]:
+    return set.intersection(*({draw_of(run) for run in rows.runs} for rows in groups))
 
 
 def _gain(scores: Scores, local: Scores, client: int, show: Shower) -> str:
-    own, alone = _score(scores, client), _score(local, client)
-    if own is None or alone is None:
+    if client not in scores or client not in local:
         return show(None)
-    return ("+" if own >= alone else "") + show(own - alone)
+    gain = scores[client].score - local[client].score
+    return ("+" if gain >= 0 else "") + show(gain).replace("%", "points")
 
 
 def measure_of(runs: Sequence[FinishedRun]) -> Metric:

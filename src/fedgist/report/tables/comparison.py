@@ -1,4 +1,4 @@
-"""Compare runs: group them by settings, pair them by seed, summarize and test.
+"""Compare runs: group them by settings, pair them by seed and division, summarize and test.
 
 The result is the last round's score, as fixed before the run. The best round is shown next to it
 under its own name, because a round selected by test accuracy is not a result. Rounds and bytes to a
@@ -14,13 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgist.core.objectives.metrics import PROBE, Metric
+from fedgist.data.division import TEST_FRACTION
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.recipe.reading import defaults, flat, role_of
+from fedgist.report.tables.client_scores import note_on_few_rows, over_rows
 from fedgist.report.tables.mean_counts import who_is_missing
 from fedgist.report.tables.stats import (
+    SIGNIFICANT,
     Better,
     Comparison,
+    Draw,
     Estimate,
+    by_division,
     estimate,
     holm,
     paired_difference,
@@ -41,7 +46,7 @@ MARKS = (OLD, BROKEN)
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with the same settings, sorted by seed."""
+    """Runs with the same settings, sorted by division and seed."""
 
     label: str
     settings: KeyedSettings
@@ -56,26 +61,32 @@ class RunGroup:
 def group(runs: Sequence[FinishedRun]) -> tuple[list[RunGroup], list[str]]:
     """Return the groups, and a note on each run that repeats the settings and seed of another."""
     settings_by_text: dict[str, KeyedSettings] = {}
-    members: dict[str, dict[int, FinishedRun]] = {}
+    members: dict[str, dict[Draw, FinishedRun]] = {}
     notes = []
     newest = _newest(runs)
     for run in runs:
         settings = _settings_of(run, newest[run.name])
         text = json.dumps(settings, sort_keys=True, default=str)
         settings_by_text.setdefault(text, settings)
-        first = members.setdefault(text, {}).setdefault(run.seed, run)
+        first = members.setdefault(text, {}).setdefault(draw_of(run), run)
         if first is not run:
             notes.append(
-                f"{run.folder} repeats {first.folder} (same settings and seed) and is left out"
+                f"{run.folder} repeats {first.folder} (same settings, seed and division) and is "
+                "left out"
             )
     labels = group_labels(list(settings_by_text.values()))
     groups = [
-        RunGroup(_name(label, by_seed), settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
-        for label, settings, by_seed in zip(
+        RunGroup(_name(label, drawn), settings, tuple(drawn[draw] for draw in sorted(drawn)))
+        for label, settings, drawn in zip(
             labels, settings_by_text.values(), members.values(), strict=True
         )
     ]
     return groups, notes
+
+
+def draw_of(run: FinishedRun) -> Draw:
+    """Return what was drawn for a run."""
+    return Draw(run.seed, run.division)
 
 
 def _newest(runs: Sequence[FinishedRun]) -> dict[str, Computed]:
@@ -97,9 +108,9 @@ def _settings_of(run: FinishedRun, newest: Computed) -> dict[str, Any]:
     return settings | {kind: mark for kind, mark in marks.items() if mark}
 
 
-def _name(label: str, by_seed: Mapping[int, FinishedRun]) -> str:
+def _name(label: str, drawn: Mapping[Draw, FinishedRun]) -> str:
     """Return the reader's name of a group, with its marks, or its label."""
-    run = next(iter(by_seed.values()))
+    run = next(iter(drawn.values()))
     return " ".join(filter(None, (run.label, run.age, run.mark))) if run.label else label
 
 
@@ -177,7 +188,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a study: runs that differ only in the seed."""
+    """A row of a study: runs that differ only in the seed and the division of their rows."""
 
     label: str
     method: str
@@ -195,35 +206,45 @@ class Row:
     paper: Paper | None = None
     epsilon: float | None = None  # the largest budget spent by a seed
 
-    def curves(self, column: str = "") -> dict[int, dict[int, float]]:
-        """Return each seed's values of a column by round; the default is the row's metric."""
-        columns = {run.seed: run.column(column or self.metric) for run in self.runs}
+    def curves(self, column: str = "") -> dict[Draw, dict[int, float]]:
+        """Return each run's values of a column by round; the default is the row's metric."""
+        columns = {draw_of(run): run.column(column or self.metric) for run in self.runs}
         return {
-            seed: dict(zip(rounds, values, strict=True))
-            for seed, (rounds, values) in columns.items()
+            draw: dict(zip(rounds, values, strict=True))
+            for draw, (rounds, values) in columns.items()
             if rounds
         }
 
-    def finals(self, column: str = "") -> dict[int, float]:
-        """Return each seed's result: the last value of a column, up to the kept round."""
-        lasts = {run.seed: run.last(column or self.metric) for run in self.runs}
-        return {seed: value for seed, value in lasts.items() if value is not None}
+    def finals(self, column: str = "") -> dict[Draw, float]:
+        """Return each run's result: the last value of a column, up to the kept round."""
+        lasts = {draw_of(run): run.last(column or self.metric) for run in self.runs}
+        return {draw: value for draw, value in lasts.items() if value is not None}
 
-    def at(self, number: int, column: str = "") -> dict[int, float]:
-        """Return each seed's value of a column in a round."""
+    def at(self, number: int, column: str = "") -> dict[Draw, float]:
+        """Return each run's value of a column in a round."""
         curves = self.curves(column).items()
-        return {seed: curve[number] for seed, curve in curves if number in curve}
+        return {draw: curve[number] for draw, curve in curves if number in curve}
 
-    def bests(self, column: str = "") -> dict[int, float]:
-        """Return each seed's best value of a column, which is chosen afterwards: no result."""
+    def bests(self, column: str = "") -> dict[Draw, float]:
+        """Return each run's best value of a column, which is chosen afterwards: no result."""
         measure = measured(column, self.runs[0].metrics) if column else self.measure
         choose = min if measure.better == "lower" else max
-        return {seed: choose(curve.values()) for seed, curve in self.curves(column).items()}
+        return {draw: choose(curve.values()) for draw, curve in self.curves(column).items()}
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of the runs, in order."""
-        return [run.seed for run in self.runs]
+        """Seeds of the runs, in order, each once."""
+        return sorted({run.seed for run in self.runs})
+
+    @property
+    def divisions(self) -> list[int]:
+        """Divisions of the rows in the runs, in order, each once."""
+        return sorted({run.division for run in self.runs})
+
+    @property
+    def overlap(self) -> float:
+        """Test rows over training rows of a division if there are several, else 0."""
+        return overlap_of(self.settings) if len(self.divisions) > 1 else 0.0
 
     @property
     def rounds(self) -> tuple[int, int]:
@@ -252,10 +273,9 @@ class Study:
     reference: str | None
     target_accuracy: float | None  # a fraction
     notes: tuple[str, ...]
-    two_sided: bool = False  # the tests against the reference
 
 
-LAST = 10  # number of evaluations in the mean of the last ones
+LAST = 10  # number of evaluations in the mean of the last ones, of a run that has more
 
 
 def study(
@@ -264,9 +284,9 @@ def study(
     reference: str | None = None,
     metric: str | None = None,
     target_accuracy: float | None = None,
-    two_sided: bool = False,
+    order: Sequence[str] = (),
 ) -> Study:
-    """Return a study: runs grouped by settings, paired by seed, and summarized.
+    """Return a study: runs grouped by settings, paired by draw, and summarized.
 
     Parameters
     ----------
@@ -278,8 +298,8 @@ def study(
         The objective defines whether higher or lower is better.
     target_accuracy
         A fraction. The default is the paper's target, if all recipes name the same one.
-    two_sided
-        Test whether a row differs from the reference, not whether the reference is better.
+    order
+        Labels or methods of the rows that come first, or ``("final",)``: the best row first.
     """
     runs, problems = readable(runs)
     metric = common_column(runs) if metric is None else metric
@@ -293,20 +313,41 @@ def study(
     if target_accuracy is None and measure.name == "accuracy":
         target_accuracy = _target_of_paper(runs)
     rows = tuple(_row(members, metric, measure, target_accuracy) for members in groups)
+    rows = _ordered(rows, order)
     label = None if reference is None else _reference(reference, groups).label
     if label is not None:
-        rows = _compared(rows, label, two_sided=two_sided)
-    notes = (*problems, *repeats, *notes_on(rows, metric, label, two_sided=two_sided))
-    return Study(rows, metric, measure, label, target_accuracy, notes, two_sided)
+        rows = _compared(rows, label)
+    notes = (*problems, *repeats, *notes_on(rows, metric, label))
+    return Study(rows, metric, measure, label, target_accuracy, notes)
 
 
-def _compared(rows: Sequence[Row], reference: str, *, two_sided: bool) -> tuple[Row, ...]:
+BY_RESULT = "final"  # as an order of rows
+
+
+def _ordered(rows: tuple[Row, ...], order: Sequence[str]) -> tuple[Row, ...]:
+    """Return the rows in an order: those named first, or by their results."""
+    if list(order) == [BY_RESULT]:
+        sign = -1 if rows[0].measure.better == "higher" else 1
+        return tuple(sorted(rows, key=lambda row: sign * row.final.mean if row.final else math.inf))
+    names = {row.label for row in rows} | {row.method for row in rows}
+    for name in order:
+        if name not in names:
+            raise ReportError(f"--order: unknown row {name!r}{did_you_mean(name, sorted(names))}")
+
+    def place(row: Row) -> int:
+        places = [i for i, name in enumerate(order) if name in {row.label, row.method}]
+        return min(places, default=len(order))
+
+    return tuple(sorted(rows, key=place))
+
+
+def _compared(rows: Sequence[Row], reference: str) -> tuple[Row, ...]:
     """Return the rows with their differences from the reference, and p-values corrected by Holm."""
     other = next(row for row in rows if row.label == reference)
     versus = {
         row.label: difference
         for row in rows
-        if row.label != reference and (difference := against(row, other, two_sided=two_sided))
+        if row.label != reference and (difference := against(row, other))
     }
     tested = {
         label: difference.p for label, difference in versus.items() if difference.p is not None
@@ -320,10 +361,22 @@ def _compared(rows: Sequence[Row], reference: str, *, two_sided: bool) -> tuple[
     )
 
 
-def against(row: Row, reference: Row, *, two_sided: bool = False) -> Comparison | None:
-    """Return a row's differences from another, paired by seed, and their p-value."""
-    better: Better = row.measure.better
-    return paired_difference(row.finals(), reference.finals(), better, two_sided=two_sided)
+def against(row: Row, reference: Row, *, two_sided: bool = True) -> Comparison | None:
+    """Return a row's differences from another, paired by draw, and their p-value."""
+    return paired_difference(
+        row.finals(),
+        reference.finals(),
+        row.measure.better,
+        overlap=row.overlap,
+        two_sided=two_sided,
+    )
+
+
+def overlap_of(settings: KeyedSettings) -> float:
+    """Return the number of test rows over that of training rows, by a run's settings."""
+    folds = settings.get("data.folds")
+    share = 1 / folds if folds else settings.get("data.test_fraction", TEST_FRACTION)
+    return float(share / (1 - share))
 
 
 def _check_metric(runs: Sequence[FinishedRun], metric: str) -> None:
@@ -362,9 +415,18 @@ def _row(
     target_accuracy: float | None,
 ) -> Row:
     runs, better = members.runs, measure.better
-    ends = [end for run in runs if (end := summary(run.rounds, metric, better, run.kept))]
+    ends = {
+        draw_of(run): end for run in runs if (end := summary(run.rounds, metric, better, run.kept))
+    }
+    divided = len({draw.division for draw in ends}) > 1
+    overlap = overlap_of(members.settings) if divided else 0.0
 
-    def over_seeds(value: Callable[[FinishedRun], float]) -> Estimate | None:
+    beyond_last = {draw_of(run) for run in runs if len(run.column(metric)[0]) > LAST}
+
+    def mean(values: Mapping[Draw, float]) -> Estimate | None:
+        return _possible(estimate(by_division(values), overlap=overlap), measure)
+
+    def over_runs(value: Callable[[FinishedRun], float]) -> Estimate | None:
         return estimate([value(run) for run in runs if run.rounds])
 
     return Row(
@@ -374,15 +436,28 @@ def _row(
         runs=runs,
         metric=metric,
         measure=measure,
-        final=estimate([end["final"] for end in ends], interval=True),
-        last10=estimate([end["last10_mean"] for end in ends if end["last10_count"] == LAST]),
-        best=estimate([end["best"] for end in ends]),
-        up=over_seeds(lambda run: run.total("comm/up_bytes")),
-        down=over_seeds(lambda run: run.total("comm/down_bytes")),
+        final=mean({draw: end["final"] for draw, end in ends.items()}),
+        last10=mean(
+            {draw: end["last10_mean"] for draw, end in ends.items() if draw in beyond_last}
+        ),
+        best=mean({draw: end["best"] for draw, end in ends.items()}),
+        up=over_runs(lambda run: run.total("comm/up_bytes")),
+        down=over_runs(lambda run: run.total("comm/down_bytes")),
         target=None if target_accuracy is None else _target(runs, metric, target_accuracy, better),
         paper=paper_numbers(runs[0].recipe.get("paper", {}), members.method),
         epsilon=max((e for run in runs if (e := run.last(EPSILON)) is not None), default=None),
     )
+
+
+def _possible(value: Estimate | None, measure: Metric) -> Estimate | None:
+    """Return an estimate whose interval ends where the metric does, such as at 100 %."""
+    if value is None or value.low is None or value.high is None:
+        return value
+    share = measure.unit == "fraction"
+    least, most = (0.0, 1.0) if share else (measure.least, measure.most)
+    low = value.low if least is None else max(value.low, least)
+    high = value.high if most is None else min(value.high, most)
+    return replace(value, low=low, high=high)
 
 
 def _target(runs: Sequence[FinishedRun], metric: str, goal: float, better: Better) -> Target | None:
@@ -417,18 +492,9 @@ def paper_numbers(printed: Mapping[str, Any], method: str) -> Paper | None:
     return Paper(printed.get("source", ""), accuracy, bits, tuple(printed.get("departs", ())))
 
 
-SIGNIFICANT = 0.05
-FEW_SEEDS = 5  # with fewer seeds an interval is little more than the range of the values
-
-
-def notes_on(
-    rows: Sequence[Row], metric: str, reference: str | None, *, two_sided: bool = False
-) -> list[str]:
+def notes_on(rows: Sequence[Row], metric: str, reference: str | None) -> list[str]:
     """Return one sentence per note: on single rows, on all rows, on pairs of rows."""
     notes = [note for row in rows for note in _notes_on_row(row, metric)]
-    few = [len(row.runs) for row in rows if 1 < len(row.runs) < FEW_SEEDS]
-    if few:
-        notes.append(f"with {min(few)} seeds the interval is little more than the seeds' range")
     if len({row.settings.get("evaluate.on", "client") for row in rows}) > 1:
         notes.append(
             "mixed metrics: some runs are tested on each client's own rows, others on the whole "
@@ -437,8 +503,10 @@ def notes_on(
     data_sets = {str(row.settings.get("data.name")) for row in rows}
     if len(data_sets) > 1:
         notes.append(f"different data sets: {', '.join(sorted(data_sets))}")
+    of_rows = [shown for row in rows if (shown := over_rows(row.runs, row.measure.name))]
+    notes += dict.fromkeys(filter(None, map(note_on_few_rows, of_rows)))
     if reference is not None:
-        notes += _notes_on_pairs(rows, reference, two_sided=two_sided)
+        notes += _notes_on_pairs(rows, reference)
     departures = sorted({row.paper.departs for row in rows if row.paper and row.paper.departs})
     return notes + [
         f"these runs depart from the paper's settings: {', '.join(settings)}"
@@ -492,27 +560,25 @@ def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
     return notes
 
 
-def _notes_on_pairs(rows: Sequence[Row], reference: str, *, two_sided: bool) -> list[str]:
+def _notes_on_pairs(rows: Sequence[Row], reference: str) -> list[str]:
     compared = [row for row in rows if row.label != reference]
     notes = [
-        f"{row.label} has no seed in common with {reference}: not compared"
+        f"{row.label} has no seed and division in common with {reference}: not compared"
         for row in compared
         if row.versus is None
     ]
-    pairs = [row.versus.difference.count for row in compared if row.versus]
-    tests = sum(bool(row.versus and row.versus.p is not None) for row in compared)
-    if not pairs:
+    pairs = [r.versus.difference.count for r in compared if r.versus and len(r.divisions) == 1]
+    least, tests = smallest_p(min(pairs, default=0)), max(1, len(pairs))
+    if not pairs or min(1.0, tests * least) <= SIGNIFICANT:
         return notes
-    least = smallest_p(min(pairs), two_sided=two_sided)
-    if min(1.0, max(1, tests) * least) < SIGNIFICANT:
-        return notes
-    count, sides = min(pairs), "two-sided" if two_sided else "one-sided"
+    count, enough = min(pairs), _enough(tests)
+    few = f"{count} pair{'s' if count > 1 else ''}: the smallest p possible is {least:.4g}"
+    shown = "" if least <= SIGNIFICANT else ", so no p is shown"
     corrected = f", {min(1.0, tests * least):.4g} after Holm's correction" if tests > 1 else ""
-    enough = _enough(max(1, tests), two_sided=two_sided)
-    few = f"{count} pair{'s' if count > 1 else ''}: the smallest p possible is {least:.4g} {sides}"
-    return [*notes, f"{few}{corrected}; p < {SIGNIFICANT} takes {enough} seeds"]
+    seeds = f"p < {SIGNIFICANT} takes {enough} seeds; for a table, use at least {max(10, enough)}"
+    return [*notes, f"{few}{corrected}{shown}; {seeds}"]
 
 
-def _enough(tests: int, *, two_sided: bool) -> int:
+def _enough(tests: int) -> int:
     """Return the fewest pairs whose smallest p is significant after Holm's correction."""
-    return math.floor(math.log2(tests * (2 if two_sided else 1) / SIGNIFICANT)) + 1
+    return math.floor(math.log2(2 * tests / SIGNIFICANT)) + 1

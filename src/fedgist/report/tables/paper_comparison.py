@@ -14,15 +14,15 @@ from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import PaperSection
 from fedgist.report.formatting import Sheet, bits_text
 from fedgist.report.tables.comparison import (
-    SIGNIFICANT,
     Paper,
     Row,
     Study,
     against,
     paper_numbers,
 )
-from fedgist.report.tables.stats import Estimate, estimate, holm, smallest_p
-from fedgist.report.tables.study_tables import chance, printed_accuracy, shower
+from fedgist.report.tables.estimate_texts import shower
+from fedgist.report.tables.stats import Draw, Estimate, estimate, holm
+from fedgist.report.tables.study_tables import chance, printed_accuracy
 
 TUNED = "eval/client/finetuned_accuracy_mean"
 TRAINED = "eval/client/trained_accuracy_mean"
@@ -156,8 +156,8 @@ def _chances(rows: Sequence[PaperRow], method: str) -> dict[str, tuple[float, fl
     tested = {}
     for row in rows:
         other = _reference(rows, method, row)
-        versus = against(row.row, other) if row.row and other else None
-        if versus and versus.p is not None and smallest_p(versus.difference.count) <= SIGNIFICANT:
+        versus = against(row.row, other, two_sided=False) if row.row and other else None
+        if versus and versus.p is not None:
             tested[row.label] = versus.p
     return dict(
         zip(tested, zip(tested.values(), holm([*tested.values()]), strict=True), strict=True)
@@ -172,7 +172,7 @@ def _after(row: Row, number: int) -> str:
     return shower(row.measure)(_mean(row.at(number)))
 
 
-def _mean(values: Mapping[int, float]) -> Estimate | None:
+def _mean(values: Mapping[Draw, float]) -> Estimate | None:
     return estimate([*values.values()])
 
 
@@ -293,7 +293,7 @@ def _reached(row: Row) -> str:
 
 
 def readings(
-    rows: Sequence[PaperRow], read: Mapping[str, Callable[[PaperRow], Mapping[int, float]]]
+    rows: Sequence[PaperRow], read: Mapping[str, Callable[[PaperRow], Mapping[Draw, float]]]
 ) -> Sheet:
     """Return what rows come to if the paper's numbers are read in other ways than ours.
 
@@ -304,7 +304,8 @@ def readings(
     for row in rows:
         if row.row is None or row.paper is None or row.paper.accuracy is None:
             continue
-        values = [row.row.finals(), *(value(row) for value in read.values())]
+        values: list[Mapping[Draw, float]] = [row.row.finals()]
+        values += [value(row) for value in read.values()]
         finals = [replace(row.row, final=_mean(by_seed)) for by_seed in values]
         lines.append((row.label, _printed(row), *(_beside(row, ours) for ours in finals)))
     return Sheet("Readings", columns, tuple(lines)).filled()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.core.objectives.metrics import ALL_ROWS, METRICS, Metric
-from fedgist.report.formatting import Sheet, bytes_text, duration, percent, replies, score_text
+from fedgist.report.formatting import NONE, Sheet, bytes_text, duration, replies, score_text
 from fedgist.report.tables.comparison import common_metric
 from fedgist.report.tables.mean_counts import marked, marked_runs, part_of, sentence
 from fedgist.runs.files.columns import (
@@ -28,7 +28,6 @@ from fedgist.runs.files.columns import (
 from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
 
-NONE = percent(None)  # the text of an empty cell
 REPLIES = "replied"  # a column that is shown if not all answered in a shown round
 
 
@@ -98,7 +97,11 @@ def epsilon_text(epsilon: float | None) -> str:
 
 
 def _name(seeds: Sequence[FinishedRun]) -> str:
-    return seeds[0].called if len(seeds) == 1 else f"{seeds[0].called}, {len(seeds)} seeds"
+    if len(seeds) == 1:
+        return seeds[0].called
+    drawn = {"seeds": {run.seed for run in seeds}, "divisions": {run.division for run in seeds}}
+    counts = [f"{len(some)} {word}" for word, some in drawn.items() if len(some) > 1]
+    return ", ".join([seeds[0].called, *counts])
 
 
 def _score(measure: Metric, seeds: Sequence[FinishedRun]) -> str:

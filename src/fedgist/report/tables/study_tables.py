@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fedgist.core.objectives.metrics import Metric
-from fedgist.report.formatting import Sheet, bits_text, bytes_text, percent, printed
+from fedgist.errors import ReportError, did_you_mean
+from fedgist.report.formatting import NONE, Sheet, bits_text, bytes_text, percent, printed
+from fedgist.report.tables.client_scores import FEW_ROWS, over_rows
 from fedgist.report.tables.comparison import MARKS, Paper, Row, Study, Target, against
+from fedgist.report.tables.estimate_texts import interval, shower
 from fedgist.report.tables.mean_counts import marked, marked_runs, sentence
-from fedgist.report.tables.run_tables import simulated
-from fedgist.report.tables.stats import Estimate
+from fedgist.report.tables.run_tables import epsilon_text, simulated
+from fedgist.report.tables.stats import Comparison, Estimate
 from fedgist.runs.files.columns import over_clients, spread_of
 
-CAPTION = (
-    "mean ± standard error over seeds; 95 % interval: percentile bootstrap of the mean; "
-    "best: the best of the values shown, chosen afterwards, so not a result"
+BEST = "best: the highest test score of any round; do not report it, it was chosen on test rows"
+OVER_SEEDS = (
+    "mean ± standard error and 95 % interval (Student's t) of the method, trained again with other "
+    "seeds on the same test rows"
 )
-PAIRED = "difference from {0}, paired by seed; p: Wilcoxon's signed-rank test, {1}"
-ONE_SIDED, TWO_SIDED = "one-sided: {0} is better", "two-sided: {0} is better or worse"
+OVER_DIVISIONS = (
+    "mean ± standard error and 95 % interval of the method, trained and tested again on other "
+    "divisions of these rows ({0} divisions; variance corrected for their overlap: Nadeau and "
+    "Bengio 2003, Bouckaert and Frank 2004)"
+)
+OVER_ROWS = (
+    "95 % intervals of these models, over rows: models are fixed, and other rows of the same "
+    "clients are drawn (Wilson 1927; for the mean over clients with its effective number of rows)"
+)
+NO_INTERVAL = f"no interval of the mean over clients where one has fewer than {FEW_ROWS} rows"
+PAIRED = "difference from {0}, paired by {1}; p, two-sided: {2}; better: the better of the two"
+WILCOXON, CORRECTED_T = "Wilcoxon's signed-rank test", "corrected t test over divisions"
 CORRECTED = "p (Holm): after Holm's correction for {0} comparison{1}"
 TARGET = (
     "rounds and payload until the target is first reached, mean ± standard error over seeds; B is "
@@ -35,36 +50,146 @@ def sheets(study: Study) -> list[Sheet]:
     They show results, differences from the reference, bytes sent, and the cost to a target
     accuracy.
     """
-    tables = [_results(study), _differences(study), _communication(study), _to_target(study)]
+    tables = [
+        _results(study),
+        _over_rows(study),
+        _differences(study),
+        _communication(study),
+        _to_target(study),
+    ]
     return [sheet for sheet in tables if sheet is not None]
 
 
-def _results(study: Study) -> Sheet:
+def subject_of(study: Study) -> str:
+    """Return what the intervals of a study's results are about, in a sentence."""
+    most = max((len(row.divisions) for row in study.rows), default=1)
+    return OVER_SEEDS if most == 1 else OVER_DIVISIONS.format(most)
+
+
+def _columns(study: Study) -> dict[str, tuple[str, Cell]]:
+    """Return the title and the cell of each column that a reader can choose, by its name."""
     show = shower(study.measure)
-    columns: dict[str, Cell] = {
-        "method": lambda row: (
-            marked(row.label, marked_runs(row.runs, row.metric)) + (" *" if row.unfinished else "")
+    unit = " (points)" if study.measure.unit == "fraction" else ""
+
+    def versus(value: Callable[[Comparison], str]) -> Cell:
+        return lambda row: value(row.versus) if row.versus else NONE
+
+    def apart(comparison: Comparison) -> str:
+        return interval(comparison.difference, show, signed=True)
+
+    return {
+        "final": ("final", lambda row: show(row.final)),
+        "interval": ("95 % interval", lambda row: interval(row.final, show)),
+        "last10": ("last 10", lambda row: show(row.last10)),
+        "best": ("best", lambda row: show(row.best)),
+        "seeds": ("seeds", lambda row: str(len(row.seeds))),
+        "divisions": ("divisions", lambda row: str(len(row.divisions))),
+        "rounds": ("rounds", lambda row: "-".join(map(str, dict.fromkeys(row.rounds)))),
+        "epsilon": ("epsilon", lambda row: epsilon_text(row.epsilon)),
+        "paper": ("paper", lambda row: printed_accuracy(row.paper)),
+        "difference": (
+            f"difference{unit}",
+            versus(lambda other: show(other.difference, signed=True)),
         ),
-        "final": lambda row: show(row.final),
-        "95 % interval": lambda row: _interval(row.final, show),
-        "last 10": lambda row: show(row.last10),
-        "best": lambda row: show(row.best),
-        "seeds": lambda row: str(len(row.runs)),
-        "rounds": lambda row: "-".join(str(r) for r in dict.fromkeys(row.rounds)),
+        "difference-interval": (f"95 % of the difference{unit}", versus(apart)),
+        "p": ("p", versus(lambda other: chance(other.p))),
+        "holm": ("p (Holm)", versus(lambda other: chance(other.p_holm))),
+        "up": ("sent up", lambda row: _mean(row.up, bytes_text)),
+        "down": ("sent down", lambda row: _mean(row.down, bytes_text)),
+        "bytes": ("bytes", _both_ways),
     }
-    if any(row.epsilon is not None for row in study.rows):
-        columns["epsilon"] = lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}"
-    if any(row.paper and row.paper.accuracy for row in study.rows):
-        columns["paper"] = lambda row: printed_accuracy(row.paper)
+
+
+def _both_ways(row: Row) -> str:
+    return bytes_text(row.up.mean + row.down.mean) if row.up and row.down else NONE
+
+
+def one_sheet(study: Study, names: Sequence[str]) -> Sheet:
+    """Return one table with the columns of these names; the best results are bold.
+
+    Raises
+    ------
+    ReportError
+        If a name is none of a column, or a column needs a reference and there is none.
+    """
+    known = _columns(study)
+    for name in names:
+        if name not in known:
+            raise ReportError(f"--columns: unknown column {name!r}{did_you_mean(name, known)}")
+        if study.reference is None and name in {"difference", "difference-interval", "p", "holm"}:
+            raise ReportError(f"--columns {name} needs --reference: the row to compare with")
+    columns = {"method": _name, **dict(known[name] for name in names)}
+    sheet = _sheet(_title(study), columns, study, _caption_of(study, best="best" in names))
+    return _with_best_in_bold(sheet, study, ["method", *names])
+
+
+def _with_best_in_bold(sheet: Sheet, study: Study, names: Sequence[str]) -> Sheet:
+    """Return a table in which results within a standard error of the best one are bold."""
+    finals = [(number, row.final) for number, row in enumerate(study.rows) if row.final]
+    if "final" not in names or len(finals) < 2:  # noqa: PLR2004 - one row is no comparison
+        return sheet
+    sign = 1 if study.measure.better == "higher" else -1
+    best = max((final for _, final in finals), key=lambda final: sign * final.mean)
+    least = sign * best.mean - (best.error or 0.0)
+    place = names.index("final")
+    bold = frozenset((n, place) for n, final in finals if sign * final.mean >= least)
+    return replace(sheet, bold=bold)
+
+
+def _name(row: Row) -> str:
+    text = marked(row.label, marked_runs(row.runs, row.metric))
+    return f"{text} *" if row.unfinished else text
+
+
+def _results(study: Study) -> Sheet:
+    has = {
+        "last10": any(row.last10 for row in study.rows),
+        "divisions": any(len(row.divisions) > 1 for row in study.rows),
+        "epsilon": any(row.epsilon is not None for row in study.rows),
+        "paper": any(row.paper and row.paper.accuracy for row in study.rows),
+    }
+    names = ["final", "interval", "last10", "seeds", "rounds", "divisions", "epsilon", "paper"]
+    names = [name for name in names if has.get(name, True)]
+    known = _columns(study)
+    columns = {"method": _name, **dict(known[name] for name in names)}
+    sheet = _sheet(_title(study), columns, study, _caption_of(study))
+    return _with_best_in_bold(sheet, study, ["method", *names])
+
+
+def _caption_of(study: Study, *, best: bool = False) -> str:
     papers = [row.paper for row in study.rows if row.paper]
     sources = dict.fromkeys(paper.source for paper in papers if paper.source)
-    caption = [CAPTION, *(f"paper: {source}" for source in sources)]
+    caption = [subject_of(study), *([BEST] if best else [])]
+    caption += [f"paper: {source}" for source in sources]
     caption += simulated(run for row in study.rows for run in row.runs)
     if any(row.unfinished for row in study.rows):
         caption.append("*: not every run is finished")
     partial = sentence({row.label: row.runs for row in study.rows}, study.metric)
     caption += [partial.removesuffix(".")] if partial else []
-    return _sheet(_title(study), columns, study, ". ".join(caption))
+    return ". ".join(caption)
+
+
+def _over_rows(study: Study) -> Sheet | None:
+    """Return the intervals over test rows, or None if no row says what its test rows are."""
+    shown = [(row.label, over_rows(row.runs, study.measure.name)) for row in study.rows]
+    said = [(label, of_rows) for label, of_rows in shown if of_rows]
+    if not said or study.metric != over_clients("client", study.measure.name):
+        return None
+    show = shower(study.measure)
+    lines = tuple(
+        (
+            label,
+            *(show(of_rows.mean), interval(of_rows.mean, show)),
+            *(show(of_rows.each_row), interval(of_rows.each_row, show)),
+            f"{of_rows.rows:.0f}",
+        )
+        for label, of_rows in said
+    )
+    columns = ("method", "mean over clients", "95 % (clients)", "one vote a row", "95 % (rows)")
+    few = any(c.rows < FEW_ROWS for _, of_rows in said if of_rows.fixed for c in of_rows.clients)
+    caption = f"{OVER_ROWS}. {NO_INTERVAL}" if few else OVER_ROWS
+    title = f"{study.measure.title}, over test rows (%)"
+    return Sheet(title, (*columns, "test rows"), lines, caption).filled()
 
 
 def _differences(study: Study) -> Sheet | None:
@@ -75,15 +200,25 @@ def _differences(study: Study) -> Sheet | None:
     rows = []
     for label, versus in compared:
         difference = versus.difference
-        numbers = (show(difference, signed=True), _interval(difference, show, signed=True))
+        numbers = (show(difference, signed=True), interval(difference, show, signed=True))
+        better = _better(label, study.reference, difference.mean, study.measure)
         chances = (chance(versus.p), chance(versus.p_holm))
-        rows.append((label, *numbers, *chances, str(difference.count)))
-    columns = ("method", "difference", "95 % interval", "p", "p (Holm)", "pairs")
-    sides = (TWO_SIDED if study.two_sided else ONE_SIDED).format(study.reference)
+        rows.append((label, *numbers, better, *chances, str(difference.count)))
+    columns = ("method", "difference", "95 % interval", "better", "p", "p (Holm)", "pairs")
+    divided = any(len(row.divisions) > 1 for row in study.rows)
+    how = ("division", CORRECTED_T) if divided else ("seed", WILCOXON)
     tests = sum(versus.p is not None for _, versus in compared)
     corrected = CORRECTED.format(tests, "" if tests == 1 else "s")
-    caption = f"{PAIRED.format(study.reference, sides)}. {corrected}"
-    return Sheet(f"Against {study.reference}", columns, tuple(rows), caption)
+    caption = PAIRED.format(study.reference, *how) + (f". {corrected}" if tests else "")
+    unit = " (points)" if study.measure.unit == "fraction" else ""
+    return Sheet(f"Against {study.reference}{unit}", columns, tuple(rows), caption)
+
+
+def _better(label: str, reference: str, difference: float, measure: Metric) -> str:
+    """Return which of two rows is better by the mean difference."""
+    if difference == 0:
+        return "-"
+    return label if (difference > 0) == (measure.better == "higher") else reference
 
 
 def gains(rows: Sequence[Row], method: str) -> Sheet:
@@ -147,9 +282,7 @@ def chance(p: float | None) -> str:
 def _communication(study: Study) -> Sheet:
     columns: dict[str, Cell] = {
         "method": lambda row: row.label,
-        "in all": lambda row: (
-            bytes_text(row.up.mean + row.down.mean) if row.up and row.down else "-"
-        ),
+        "in all": _both_ways,
         "sent up": lambda row: _mean(row.up, bytes_text),
         "sent down": lambda row: _mean(row.down, bytes_text),
     }
@@ -200,26 +333,6 @@ def _title(study: Study) -> str:
     unit = " (%)" if study.measure.unit == "fraction" else ""
     main = study.metric == over_clients("client", study.measure.name)
     return f"{study.measure.title}, mean over clients{unit}" if main else study.metric
-
-
-def shower(measure: Metric) -> Callable[..., str]:
-    """Return the function that shows estimates of a metric: a mean and its standard error."""
-    scale, digits = (100, 2) if measure.unit == "fraction" else (1, 4)
-
-    def show(value: Estimate | None, *, signed: bool = False) -> str:
-        if value is None:
-            return "-"
-        mean = f"{scale * value.mean:{'+' if signed else ''}.{digits}f}"
-        return mean if value.error is None else f"{mean} ± {scale * value.error:.{digits}f}"
-
-    return show
-
-
-def _interval(value: Estimate | None, show: Callable[..., str], *, signed: bool = False) -> str:
-    if value is None or value.low is None or value.high is None:
-        return "-"
-    low, high = (show(Estimate(1, end), signed=signed) for end in (value.low, value.high))
-    return f"[{low}, {high}]"
 
 
 def _mean(value: Estimate | None, show: Callable[[float], str]) -> str:

@@ -135,14 +135,16 @@ def _table(sheet: Sheet, block: Sequence[int], widths: Sequence[int]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     numbered = all(row[0].isdigit() for row in sheet.rows)
     for i in block:
+        left = sheet.texts[i] and not (numbered and not i)
         table.add_column(
             words(sheet.columns[i]),
-            justify="right" if i or numbered else "left",
+            justify="left" if left else "right",
             width=widths[i],
             overflow="fold",
         )
-    for row in sheet.rows:
-        table.add_row(*(words(row[i]) for i in block))
+    for number, row in enumerate(sheet.rows):
+        styles = ("bold" if (number, i) in sheet.bold else "" for i in block)
+        table.add_row(*(words(row[i], style) for i, style in zip(block, styles, strict=True)))
     return table
 
 

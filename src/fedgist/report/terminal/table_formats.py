@@ -14,19 +14,20 @@ from fedgist.errors import printable
 from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
 from fedgist.report.tables.comparison import Row, Study
 from fedgist.report.tables.mean_counts import marked_runs
-from fedgist.report.tables.study_tables import sheets
+from fedgist.report.tables.study_tables import one_sheet, sheets
 from fedgist.report.terminal.console import SheetView, blocks_of, words
 
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
 
-def render(study: Study, form: Format) -> str | Group:
-    """Return a study in one of the formats."""
+def render(study: Study, form: Format, columns: Sequence[str] = ()) -> str | Group:
+    """Return a study in one of the formats; with ``columns``, as one table for readers."""
     if form == "csv":
         return _csv(study)
     if form == "json":
         return json.dumps(as_data(study), indent=2) + "\n"
-    return in_words(sheets(study), study.notes, form)
+    tables = [one_sheet(study, columns)] if columns else sheets(study)
+    return in_words(tables, study.notes, form)
 
 
 def in_words(tables: Sequence[Sheet], notes: Sequence[str], form: Format) -> str | Group:
@@ -45,10 +46,18 @@ def markdown_table(sheet: Sheet) -> list[str]:
     """Return the lines of a table in Markdown, without its title and caption."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
+        return "| " + " | ".join(cells) + " |"
 
-    rule = "|---" + "|---:" * (len(sheet.columns) - 1) + "|"
-    return [line(sheet.columns), rule, *map(line, sheet.rows)]
+    def cell(number: int, place: int, text: str) -> str:
+        escaped = markdown_text(text)
+        return f"**{escaped}**" if (number, place) in sheet.bold else escaped
+
+    rule = "".join("|---" if left else "|---:" for left in sheet.texts) + "|"
+    rows = [
+        line([cell(number, place, text) for place, text in enumerate(row)])
+        for number, row in enumerate(sheet.rows)
+    ]
+    return [line([*map(markdown_text, sheet.columns)]), rule, *rows]
 
 
 def _markdown(sheet: Sheet) -> str:
@@ -60,7 +69,7 @@ LATEX_ROOM = 82  # characters of footnotesize in a page's width
 
 
 def _latex(sheet: Sheet, label: str) -> str:
-    """Return a floating table with one caption; columns that do not fit stand below the others."""
+    """Return a floating table with one caption; one that does not fit is made smaller."""
     blocks, widths = blocks_of(sheet, LATEX_ROOM)
     caption = ". ".join(filter(None, (sheet.title, sheet.caption[:1].upper() + sheet.caption[1:])))
     head = [
@@ -69,25 +78,33 @@ def _latex(sheet: Sheet, label: str) -> str:
         r"\caption{" + latex_text(caption.removesuffix(".")) + ".}",
         r"\label{" + label + "}",
     ]
-    parts = [line for block in blocks for line in _tabular(sheet, block, widths[0])]
+    parts = [*_tabular(sheet, widths[0])]
+    if len(blocks) > 1:
+        parts = [r"\resizebox{\linewidth}{!}{", *parts[:-1], "}", ""]
     return "\n".join([*head, *parts, r"\end{table}", ""])
 
 
-def _tabular(sheet: Sheet, block: Sequence[int], width: int) -> Iterator[str]:
-    """Yield the lines of a table of some columns; names longer than ``width`` are wrapped."""
+def _tabular(sheet: Sheet, width: int) -> Iterator[str]:
+    """Yield the lines of a table; names longer than ``width`` are wrapped."""
+    block = range(len(sheet.columns))
     is_long = any(len(row[0]) > width for row in sheet.rows)
     names = f"p{{{0.5 * width:.1f}em}}" if is_long else "l"
 
-    def line(cells: Sequence[str]) -> str:
-        name, *rest = (latex_text(cells[i]) for i in block)
+    def line(cells: Sequence[str], number: int = -1) -> str:
+        name, *rest = (_bold(latex_text(cells[i]), (number, i) in sheet.bold) for i in block)
         if is_long:
             name = r"\raggedright " + re.sub(r"(=|\.|\\_)", r"\1\\allowbreak{}", name)
         return " & ".join((name, *rest)) + r" \\"
 
-    yield r"\begin{tabular}{@{}" + names + "r" * (len(block) - 1) + "@{}}"
+    others = "".join("l" if sheet.texts[i] else "r" for i in block[1:])
+    yield r"\begin{tabular}{@{}" + names + others + "@{}}"
     yield from (r"\toprule", line(sheet.columns), r"\midrule")
-    yield from map(line, sheet.rows)
+    yield from (line(row, number) for number, row in enumerate(sheet.rows))
     yield from (r"\bottomrule", r"\end{tabular}", "")
+
+
+def _bold(text: str, is_bold: bool) -> str:  # noqa: FBT001
+    return rf"{{\bfseries\boldmath {text}}}" if is_bold else text
 
 
 def _labels(tables: Sequence[Sheet]) -> list[str]:
@@ -107,7 +124,6 @@ def as_data(study: Study) -> dict[str, Any]:
         "metric": study.metric,
         "better": study.measure.better,
         "reference": study.reference,
-        "two_sided": study.two_sided,
         "target_accuracy": study.target_accuracy,
         "rows": [_row_data(row) for row in study.rows],
         "notes": list(study.notes),
@@ -119,6 +135,7 @@ def _row_data(row: Row) -> dict[str, Any]:
         "label": row.label,
         "method": row.method,
         "seeds": row.seeds,
+        "divisions": row.divisions,
         "unfinished": row.unfinished,
         "rounds_least": row.rounds[0],
         "rounds_most": row.rounds[1],

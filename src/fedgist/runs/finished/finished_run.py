@@ -80,6 +80,12 @@ class FinishedRun:
         seed: int = self.recipe.get("seed", 0)
         return seed
 
+    @property
+    def division(self) -> int:
+        """The division of its rows into training and test rows."""
+        division: int = self.recipe.get("data", {}).get("division", 0)
+        return division
+
     @functools.cached_property
     def clients(self) -> Lines:
         """Lines for each client and evaluation, read at first use because the file may be long."""
