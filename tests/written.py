@@ -63,7 +63,7 @@ def write_run(
     result: bool = True,
     clients: Sequence[float] = (),
     raw: Mapping[str, Any] | None = None,
-    columns: Mapping[str, float] | None = None,
+    columns: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a run with these accuracies by round."""
     folder.mkdir(parents=True)

@@ -141,7 +141,7 @@ def curves(axes: Axes, archive: Path, split: str, title: str) -> FigureTable:
     """Draw the accuracy over the number of local iterations."""
     metric = over_clients(split, "accuracy")
     study = comparison.study(run_reader.find([archive]), metric=metric)
-    table = draw_lines(axes, varied(study.rows, ITERATIONS), study.measure, HIGH / 2)
+    table = draw_lines(axes, varied(study.rows, ITERATIONS), study.measure)
     axes.set(title=title, xlabel="local iterations")
     axes.grid(visible=True)
     return table

@@ -69,7 +69,7 @@ def _over(found: Experiment) -> Picture:
     """Return the picture of the metric over the setting that is varied."""
     key = found.options["over"]
     figure, axes = new_figure(height=HIGH)
-    table = draw_varied(axes, found.lines, found.rows[0].measure, HIGH)
+    table = draw_varied(axes, found.lines, found.rows[0].measure)
     if found.options.get("log"):
         axes.set_xscale("log")
     values = sorted({value for line in found.lines for value, _ in line.points})

@@ -88,9 +88,10 @@ def test_the_table_agrees_with_scipy(cli: Cli, swept: Path) -> None:
         assert float(row["final_se"]) == pytest.approx(stats.sem(finals[method]))
         if method != "fedlog":
             differences = finals[method] - finals["fedlog"]
-            test = stats.wilcoxon(finals["fedlog"], finals[method], alternative="greater")
             assert float(row["difference_mean"]) == pytest.approx(differences.mean())
-            assert float(row["p"]) == pytest.approx(test.pvalue)
+            interval = stats.ttest_1samp(differences, 0).confidence_interval()
+            assert float(row["difference_low"]) == pytest.approx(interval.low)
+            assert row["p"] == "", "five seeds cannot be significant"
         spent = []
         for run in curves(swept, method):
             values = [line["eval/client/accuracy_mean"] for line in run]
@@ -104,7 +105,6 @@ def test_the_table_agrees_with_scipy(cli: Cli, swept: Path) -> None:
         <= finals["fedlog"].mean()
         <= float(rows["fedlog"]["final_high"])
     )
-    assert float(rows["fedavg"]["p"]) == 1 / 32  # FedLog is better with every seed
 
 
 def test_the_page_is_one_command(cli: Cli, swept: Path, place: Path) -> None:

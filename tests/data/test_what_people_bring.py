@@ -233,7 +233,7 @@ def test_texts_of_digits_are_numbers_or_codes(tmp_path: Path) -> None:
     pd.DataFrame({"a": ["1", "2", None, "30"], "y": [0, 1, 0, 1]}).to_parquet(place)
     data = read(place, missing="mean")
     assert data.x[:, 0].tolist() == [1, 2, 11, 30]
-    assert "column 'a' are all numbers, and are read as numbers" in data.notes[0]
+    assert "column 'a' are all numbers, and are read as numbers" in data.notes[1]
     pd.DataFrame({"zip": ["01", "22"], "y": [0, 1]}).to_parquet(place)
     with pytest.raises(DataError, match=r"leading zeros \('01'\).*data.kinds.zip = 'number' or"):
         read(place)

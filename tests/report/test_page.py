@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from matplotlib.colors import to_hex
 
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.methods.common.method_looks import INK
 from fedgist.report import page
-from fedgist.report.pictures import drawing
+from fedgist.report.pictures import confusion_pictures, drawing
 from fedgist.report.pictures import study_pictures as pictures
 from fedgist.report.pictures.feature_pictures import CACHE, tsne_points
 from fedgist.report.tables import comparison
@@ -375,3 +376,41 @@ def test_text_in_pictures_can_be_read(browser: Any, written: Path, width: int) -
     script = "texts => texts.map(text => text.getBoundingClientRect().height)"
     sizes = opened.page.eval_on_selector_all("figure svg text", script)
     assert min(sizes) >= 8
+
+
+CONTRASTS = Path(__file__).with_name("contrasts.js")
+
+
+@pytest.fixture(scope="module")
+def with_matrices(folder: Path) -> Path:
+    """A page with matrices of two classes and shares of each kind, one near the paper's colour."""
+    root = folder.parent / "matrices"
+    for method, counts in (("fedlog", [[499, 1], [7, 600]]), ("fedavg", [[30, 30], [60, 0]])):
+        cells = {"eval/client/confusion": counts}
+        run = write_run(root / method, [0.5, 0.6], method=method, clients=[0.6, 0.4], columns=cells)
+        (run / PARTITION).write_text(json.dumps(SPLIT))
+        sealed_run(run)
+    study = comparison.study(find([root]))
+    (root / "r.html").write_text(page.render(study, pictures.pictures(study), "Matrices"))
+    return root / "r.html"
+
+
+@in_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_text_has_contrast(
+    browser: Any, written: Path, with_matrices: Path, width: int, scheme: str
+) -> None:
+    # seen: by night the "2" of a matrix was black on black
+    for path in (written, with_matrices):
+        opened = OpenPage(browser, path, width, scheme)
+        found = opened.page.evaluate(CONTRASTS.read_text().split("\n", 1)[1])
+        assert len(found) > 100
+        assert [entry for entry in found if entry[0] < 3] == []
+        assert [entry for entry in found if entry[0] < 4.5 and not entry[2]] == []
+
+
+@pytest.mark.parametrize("color", ["#000000", "#ffffff", "#59636d", "#fdfdfd", INK])
+def test_no_cell_of_a_matrix_has_a_colour_that_the_page_replaces(color: str) -> None:
+    shades = confusion_pictures.shades_of(color)
+    assert not {to_hex(shades(share / 4096)) for share in range(4097)} & {*drawing.ON_PAGE}

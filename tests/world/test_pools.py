@@ -230,7 +230,7 @@ def test_what_is_shown_of_a_run_has_the_score_of_each_pools_model(tmp_path: Path
     assert table.rows[0][1:4] == tuple(map(percent, (sum(scores) / 2, *scores)))
     assert (
         table.caption
-        == "mean of the server's models; small, large: the server's models, all test rows"
+        == "accuracy: mean of the server's models; small, large: the server's models, all test rows"
     )
     assert by_round(run).rows[-1][1:4] == table.rows[0][1:4]
     alone = {"clients": {"num_clients": len(SIZES)}, "train": {"num_rounds": 1}}

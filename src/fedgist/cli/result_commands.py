@@ -18,7 +18,7 @@ from rich.live import Live
 
 from fedgist.cli.shared_options import LOOK, Folders, TrackOption, Trust, app, figure_option
 from fedgist.errors import InputError, ReportError, one_of
-from fedgist.report import formatting, page
+from fedgist.report import formatting, model_card, page
 from fedgist.report.formatting import Sheet
 from fedgist.report.page import watch_page, watch_server
 from fedgist.report.pictures import curves, drawing, varied
@@ -273,6 +273,34 @@ def report(
     for note in study.notes:
         screen.print(words(f"! {note}", "yellow"))
     screen.print(words(f"{out}: {formatting.bytes_text(len(html.encode()))}, {len(drawn)} figures"))
+    _end(runs)
+
+
+@app.command(rich_help_panel=LOOK)
+def card(
+    folders: Folders,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The card to write, *.md or *.html.")
+    ] = Path("model-card.md"),
+    reference: Reference = None,
+    metric: MetricOption = None,
+    title: Annotated[str, typer.Option(help="Heading of the card.")] = "Model card",
+    label: LabelOption = None,
+    trust: Trust = False,
+) -> None:
+    """Write a model card: task, data by site, method, privacy, results with intervals, limits.
+
+    Use it to hand a result to those who decide. What only you know stands in [brackets].
+
+    Examples
+    --------
+    fedgist card runs/hospitals --reference local -o card.html
+    """
+    runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
+    study = _study(runs, reference, metric, None, None)
+    text = model_card.write(model_card.card(study, title), out)
+    atomic_files.write(out, text)
+    console().print(words(f"{out}: {formatting.bytes_text(len(text.encode()))}"))
     _end(runs)
 
 

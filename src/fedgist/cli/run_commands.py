@@ -14,6 +14,7 @@ import typer
 
 from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import (
+    FEDERATE,
     START,
     ClientId,
     DataRoot,
@@ -25,7 +26,7 @@ from fedgist.cli.shared_options import (
     figure_option,
 )
 from fedgist.cli.value_origins import naming_origins
-from fedgist.errors import RecipeError
+from fedgist.errors import RecipeError, listed, printable
 from fedgist.recipe.reading import Recipe, read
 from fedgist.report.formatting import Sheet, bytes_text
 from fedgist.report.tables.run_tables import overview
@@ -39,6 +40,8 @@ from fedgist.runs.finished import run_reader
 if TYPE_CHECKING:
     from fedgist.runs.round import Observer
     from fedgist.world.world import World
+
+FEW_CLASSES = 5  # whose rows are shown as numbers
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a run that is already in the folder.")
@@ -168,7 +171,7 @@ def _check_rounds(rounds: int | None, resume: Path | None) -> None:
         )
 
 
-@app.command(rich_help_panel=START)
+@app.command(rich_help_panel=FEDERATE)
 def forget(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
     client: ClientId,
@@ -188,6 +191,53 @@ def forget(
 
     number = forgetting.forget(folder, client, Overrides(root=data_root))
     console().print(words(f"the server of {folder} keeps nothing of client {number}"))
+
+
+@app.command(rich_help_panel=START)
+def init(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv, .tsv or .parquet file.")],
+    label: Annotated[
+        str | None, typer.Option(help="Column to predict. Default: found by its name.")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Column of clients. Default: found by its name.")
+    ] = None,
+    sep: Annotated[str | None, typer.Option(help="Character between cells, such as ';'.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Recipe to write. Default: TABLE.toml.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the recipe.")] = False,
+) -> None:
+    """Look at a table of your own and write a recipe for it, with a reason beside each decision.
+
+    Use it first, with a table that has a row for each example.
+
+    Examples
+    --------
+    fedgist init patients.csv --label diagnosis --client hospital
+    """
+    from fedgist.data.sources.table_look import look_at
+    from fedgist.recipe.first_recipe import default_place, first_recipe
+    from fedgist.recipe.overrides import Overrides
+    from fedgist.recipe.resolve import resolve
+    from fedgist.runs.files import atomic_files
+    from fedgist.world.world import make_world
+
+    place = out or default_place(table)
+    if place.exists() and not overwrite:
+        raise RecipeError(f"{place} exists; --overwrite replaces it, --out names another")
+    look = look_at(table, label, client, sep)
+    atomic_files.write(place, first_recipe(look))
+    for text in look.guessed:
+        say(f"found by its name: {text}")
+    for column in look.ignored:
+        say(f"ignored: {column.name}: {column.reason}")
+    world = make_world(resolve(read(place, []), Overrides()))
+    for note in world.data.notes:
+        say(note)
+    say(f"{place}: {world.data.facts.summary}; {len(world.partition.test)} clients")
+    quoted = shlex.quote(str(place))
+    say(f"next: read {place}, then fedgist partition {quoted} and fedgist run {quoted}")
 
 
 @app.command(rich_help_panel=START)
@@ -235,17 +285,21 @@ def partition(
 def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> Sheet:
     peak = max((n for line in counts for n in line), default=1) or 1
     rows, classless = world.partition, world.data.target != "class"
+    numbered = world.data.num_classes <= FEW_CLASSES
     models = {client.id: client.architectures[0] for client in world.population.clients}
     lines = []
     for i, line in enumerate(counts[:most]):
         shades = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
+        shades = " + ".join(map(str, line)) if numbered else shades
         sizes = [str(len(part[i])) for part in (rows.train, rows.validation, rows.test)]
         called = rows.names[i] if rows.names else str(i)
         lines.append((called, *sizes, models.get(i, models[0]), "" if classless else shades))
     if len(counts) > most:
         lines.append((f"and {len(counts) - most} more", "", "", "", "", ""))
     sizes_in_order = sorted(sum(line) for line in counts)
+    of_classes = listed(map(printable, world.data.names), FEW_CLASSES)
     shown = f"classes: 0 to {world.data.num_classes - 1} from the left, darker is more. "
+    shown = f"training rows of each class: {of_classes}. " if numbered else shown
     return Sheet(
         f"{world.data.name}, {world.server.setup.recipe.partition.name}",
         ("client", "train", "valid", "test", "model", "" if classless else "classes"),

@@ -16,11 +16,11 @@ from fedgist.report.tracking.tracker_names import FORMS
 START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
 FEDERATE = "A federation over a network"
 COMMAND_ORDER = (
-    *("list", "partition", "run", "forget", "compile"),
-    *("watch", "show", "compare", "report"),
+    *("init", "run", "list", "partition", "compile"),
+    *("show", "compare", "report", "card", "watch"),
     *("predict", "evaluate", "probe", "export"),
     *("sweep", "tune", "reproduce"),
-    *("provision", "server", "site", "status", "stop"),
+    *("provision", "server", "site", "status", "stop", "forget"),
 )
 
 

@@ -11,7 +11,7 @@ from fedgist.data.table_columns import Column
 from fedgist.errors import listed, printable
 
 _KINDS: Mapping[Target, str] = MappingProxyType({"numbers": "number", "labels": "label"})
-_SHOWN, _WIDEST = 10, 40  # names in a summary, and characters of each
+_SHOWN, _WIDEST = 30, 40  # names in a summary, and characters of each
 ELEMENTS = ("float32", "uint8", "int32")  # numbers, images of bytes, words of texts
 PRECISE = "float64"  # numbers that a site keeps in 64 bits: others see no difference
 
@@ -68,7 +68,7 @@ class DataFacts:
         if self.target == "words":
             return f"{inputs}; {len(self.names):,} words"
         if self.columns:
-            names = listed(map(_column_text, self.columns), _SHOWN)
+            names = listed(map(column_text, self.columns), _SHOWN)
             inputs = f"{len(self.columns)} input{'s' * (len(self.columns) != 1)}: {names}"
         classes = listed((printable(name[:_WIDEST]) for name in self.names), _SHOWN)
         count, kind = len(self.names), _KINDS.get(self.target, "class")
@@ -76,6 +76,7 @@ class DataFacts:
         return f"{inputs}; {count} {kinds}: {classes}"
 
 
-def _column_text(column: Column) -> str:
+def column_text(column: Column) -> str:
+    """Return the name of a column, with the number of its categories."""
     name = printable(column.name[:_WIDEST])
     return f"{name} ({len(column.categories)} categories)" if column.categories else name

@@ -20,6 +20,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.content_draws import fates, shares
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.examples import Examples
+from fedgist.data.facts import column_text
 from fedgist.data.normalization import own_moments, with_moments
 from fedgist.data.partition import Draw, Partition, hold_out, owner_of_rows, partition
 from fedgist.data.sources.loading import load_data
@@ -267,17 +268,18 @@ def client_number(parts: Partition, client: int | str) -> int:
 def class_counts(data: Dataset, parts: Partition) -> dict[str, Any]:
     """Return the names of classes and clients, and each client's training row count per class.
 
-    If the data do not name clients, ``clients`` is empty. If rows have no
-    class, all rows count as one class.
+    If the data do not name clients, ``clients`` is empty. If rows have no class, all rows count as
+    one class. Of a table, ``inputs`` are its columns.
     """
     names, train = data.names, parts.train
+    inputs = {"inputs": [column_text(column) for column in data.columns]} if data.columns else {}
     if data.target != "class":
         sizes = [[count] for count in train.counts.tolist()]
-        return {"classes": ["rows"], "clients": list(parts.names), "train": sizes}
+        return {"classes": ["rows"], "clients": list(parts.names), "train": sizes, **inputs}
     counts = [
         data.y[train[i]].bincount(minlength=data.num_classes).tolist() for i in range(len(train))
     ]
-    return {"classes": list(names), "clients": list(parts.names), "train": counts}
+    return {"classes": list(names), "clients": list(parts.names), "train": counts, **inputs}
 
 
 def notes_on_names(data: Dataset, stated: Sequence[str] = ()) -> list[str]:

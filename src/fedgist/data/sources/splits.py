@@ -258,6 +258,7 @@ def dataset(
     missing_labels: MissingLabels = "refuse",
     missing_clients: MissingClients = "refuse",
     drawn: bool = False,
+    inputs: Sequence[str] = (),
 ) -> Dataset:
     """Make a data set: number labels and clients in sorted order, compute the moments.
 
@@ -266,7 +267,8 @@ def dataset(
     without training rows come after the others. ``classes`` gives the order of the classes if it is
     not the sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
     With ``missing_labels = "mask"`` rows without any label are left out, with a note. So are rows
-    without a client with ``missing_clients = "drop"``.
+    without a client with ``missing_clients = "drop"``. ``inputs`` are the names of columns, for the
+    note on missing numbers.
     """
     if test is None:
         stated = division if test_fraction is None else replace(division, fraction=test_fraction)
@@ -282,6 +284,7 @@ def dataset(
     names, (y, y_test) = _labels(name, train, test, classes, target, drawn=drawn)
     x, x_test = narrowed(first, last)
     fill = means(name, x) if missing == "mean" else None
+    replaced = () if fill is None else note_on_replaced(x, x_test, inputs)
     x, x_test = fill_in(x, fill), fill_in(x_test, fill)
     scale = 255.0 if first.dtype == torch.uint8 else 1.0
     mean, std = moments(x, scale)
@@ -300,6 +303,7 @@ def dataset(
         notes=(
             *note_on_left_out(given - len(y) - len(y_test)),
             *note_on_left_out(train.ownerless + test.ownerless, "client"),
+            *replaced,
         ),
         measured=frozenset({"moments", "fill"} if fill is not None else {"moments"}),
     )
@@ -340,6 +344,22 @@ def means(name: str, x: Tensor) -> Tensor:
             "training row"
         )
     return mean
+
+
+def note_on_replaced(x: Tensor, x_test: Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on the missing numbers that are replaced, by column if these have names."""
+    if not x.is_floating_point():
+        return ()
+    counts = x.isnan().sum(0) + x_test.isnan().sum(0)
+    total = int(counts.sum())
+    if not total:
+        return ()
+    where = ""
+    if counts.ndim == 1 and len(names) == len(counts):
+        where = ": " + listed(
+            f"{name} ({count})" for name, count in zip(names, counts.tolist(), strict=True) if count
+        )
+    return (f"missing numbers that the mean of their column replaces: {total}{where}",)
 
 
 def fill_in(x: Tensor, fill: Tensor | None) -> Tensor:

@@ -158,6 +158,7 @@ def table(
         missing=missing,
         target=target,
         drawn=test is None,
+        inputs=[name for column in used for name in column.inputs],
     )
     numbers = encode(train, [Column(name) for name in beside], missing=gaps).T.float()
     notes = tuple(dict.fromkeys((*data.notes, *whole.notes, *held.notes, *of_columns)))

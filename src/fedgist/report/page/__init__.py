@@ -13,6 +13,7 @@ from fedgist.report.pictures.drawing import ON_PAGE, Picture
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
 from fedgist.report.tables import client_tables
 from fedgist.report.tables.comparison import Study
+from fedgist.report.tables.data_table import data_sheets
 from fedgist.report.tables.study_tables import sheets
 from fedgist.runs.finished.finished_run import FinishedRun
 
@@ -34,7 +35,7 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
         js=part("report.js"),
         styles=_samples(study),
         notes=study.notes,
-        sheets=[*sheets(study), *client_tables.of_runs(runs)],
+        sheets=[*sheets(study), *client_tables.of_runs(runs), *data_sheets(study)],
         pictures=[_embedded(picture) for picture in pictures],
         privacy=any(picture.name == "privacy" for picture in pictures),
         labels=[row.label for row in study.rows],

@@ -35,6 +35,14 @@ for (const head of document.querySelectorAll(".sortable th")) {
   head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
 }
 
+// tables that are wider than the page say so until their end is reached
+for (const box of document.querySelectorAll(".scroll")) {
+  const mark = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
+  box.addEventListener("scroll", mark);
+  addEventListener("resize", mark);
+  mark();
+}
+
 // figures: the drawing as a file of its own, dark ink for white paper whatever the page's theme
 for (const button of document.querySelectorAll("[data-svg]")) {
   button.addEventListener("click", () => {

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgist.report.pictures.drawing import FigureTable, Picture, new_figure, short, wrapped
-from fedgist.report.pictures.row_styles import mixed, styles_of
+from fedgist.report.pictures.drawing import (
+    ON_PAGE,
+    FigureTable,
+    Picture,
+    new_figure,
+    short,
+    wrapped,
+)
+from fedgist.report.pictures.plot_elements import SHADES_OF_BARS
+from fedgist.report.pictures.row_styles import mixed
 from fedgist.report.tables.comparison import Row, Study
 from fedgist.report.tables.mean_counts import sentence
 from fedgist.runs.files.columns import CONFUSION, over_clients
@@ -17,6 +25,7 @@ from fedgist.runs.finished.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
 
 COLUMN = over_clients("client", CONFUSION, statistic="")
 MOST_CLASSES = 30  # with more, no cell of a figure can be told from the next
@@ -26,17 +35,16 @@ BLACK = "#111111"  # of numbers on light cells, on a dark page as well
 BRIGHT = 0.35  # luminance of a cell from which its number is black
 DARKEST = -0.3  # a share of 1 is a bit darker than the colour of the row
 CELL = 0.27  # inches
+SHADE = SHADES_OF_BARS[0]  # the same for all rows, so that their shades can be compared
 
 
 def of_confusions(study: Study) -> Iterator[Picture]:
     """Yield a figure for each row whose runs hold counts (true class, predicted class)."""
-    styles = styles_of([row.method for row in study.rows])
-    pairs = list(zip(study.rows, styles, strict=True))
-    for number, (row, style) in enumerate(pairs[:MOST_CONFUSION_ROWS], 1):
+    for number, row in enumerate(study.rows[:MOST_CONFUSION_ROWS], 1):
         matrices = [matrix for run in row.runs if (matrix := last_confusion(run)) is not None]
         same = len({matrix.shape for matrix in matrices}) == 1
         if same and len(matrices[0]) <= MOST_CLASSES:
-            yield _picture(number, row, style.color, sum(matrices[1:], matrices[0]))
+            yield _picture(number, row, sum(matrices[1:], matrices[0]))
 
 
 def last_confusion(run: FinishedRun) -> np.ndarray | None:
@@ -50,14 +58,14 @@ def last_confusion(run: FinishedRun) -> np.ndarray | None:
     return counts if square and counts.min() >= 0 and counts.sum() else None
 
 
-def _picture(number: int, row: Row, color: str, counts: np.ndarray) -> Picture:
+def _picture(number: int, row: Row, counts: np.ndarray) -> Picture:
     split = row.runs[0].split
     classes = split["classes"] if split else []
     names = [str(k) for k in (classes if len(classes) == len(counts) else range(len(counts)))]
     shares = counts / counts.sum(1, keepdims=True).clip(1)
     size = CELL * len(names)
     figure, axes = new_figure(max(2.4, size + 1.2), max(2.2, size + 1.0))
-    _draw_cells(axes, counts, shares, mixed(color, DARKEST))
+    _draw_cells(axes, counts, shares, mixed(SHADE, DARKEST))
     labels, places = [short(name, 12) for name in names], [i + 0.5 for i in range(len(names))]
     axes.set_xticks(places, labels, rotation=90)
     axes.set_yticks(places, labels)
@@ -82,11 +90,23 @@ def _picture(number: int, row: Row, color: str, counts: np.ndarray) -> Picture:
 
 def _draw_cells(axes: Axes, counts: np.ndarray, shares: np.ndarray, color: str) -> None:
     """Draw a cell per pair of classes: its shade is a share, its number a count."""
-    colors = importlib.import_module("matplotlib.colors")
-    shades = colors.LinearSegmentedColormap.from_list("row", ["white", color])
+    shades = shades_of(color)
     axes.pcolormesh(shares, cmap=shades, vmin=0.0, vmax=1.0, edgecolors="white", linewidth=0.5)
     for i, j in np.ndindex(*counts.shape) if len(counts) <= MOST_NUMBERED else ():
         red, green, blue, _ = shades(float(shares[i, j]))
         ink = BLACK if 0.2126 * red**2 + 0.7152 * green**2 + 0.0722 * blue**2 > BRIGHT else "white"
         number = str(counts[i, j])
         axes.text(j + 0.5, i + 0.5, number, ha="center", va="center", color=ink, fontsize="x-small")
+
+
+def shades_of(color: str) -> ListedColormap:
+    """Return the colours of cells from white to ``color``.
+
+    The page replaces the colours of paper, ink and grid by those of its mode, so no cell may have
+    one of these: a number on it would not be seen.
+    """
+    colors = importlib.import_module("matplotlib.colors")
+    ramp = colors.LinearSegmentedColormap.from_list("row", ["white", color])(np.linspace(0, 1, 256))
+    own = ["white" if colors.to_hex(shade) in ON_PAGE else shade for shade in ramp]
+    shades: ListedColormap = colors.ListedColormap(own)
+    return shades

@@ -26,7 +26,7 @@ from fedgist.report.pictures.drawing import (
     write_figure,
 )
 from fedgist.report.pictures.plot_elements import (
-    End,
+    NamedLine,
     byte_ticks,
     draw_band,
     draw_level,
@@ -156,7 +156,7 @@ def by_round(lines: RunLines) -> Picture:
     """Return the figure of the metric by round."""
     figure, axes = new_figure()
     table, ends = _draw(lines, axes, by_bytes=False)
-    name_lines([axes], [ends], HEIGHT)
+    name_lines(axes, ends)
     return Picture("by-round", "By round", lines.caption, figure, table)
 
 
@@ -166,7 +166,7 @@ def by_bytes(lines: RunLines) -> Picture | None:
     table, ends = _draw(lines, axes, by_bytes=True)
     if not any(line[2] for line in table[1:]):
         return None
-    name_lines([axes], [ends], HEIGHT)
+    name_lines(axes, ends)
     caption = f"{lines.caption} A method that sends nothing is a level: its last round's."
     return Picture("by-bytes", "By communication", caption, figure, table)
 
@@ -178,12 +178,12 @@ def curves_figure(lines: RunLines, path: Path) -> None:
         ends = [_draw(lines, axes, by_bytes=i > 0)[1] for i, axes in enumerate(both)]
         both[1].set_ylabel("")
         figure.suptitle(wrapped(lines.caption, 110), fontsize="medium")
-        name_lines(both, ends, HEIGHT)
+        name_lines(both[0], [end for some in ends for end in some])
         write_figure(figure, path)
 
 
-def _draw(lines: RunLines, axes: Axes, *, by_bytes: bool) -> tuple[FigureTable, list[End]]:
-    """Draw the curves of the rows; return their numbers as a table, and where they end."""
+def _draw(lines: RunLines, axes: Axes, *, by_bytes: bool) -> tuple[FigureTable, list[NamedLine]]:
+    """Draw the curves of the rows; return their numbers as a table, and their names."""
     scale = 100.0 if lines.measure.unit == "fraction" else 1.0
     table: FigureTable = [["row", "round", "bytes", "mean", "low", "high"]]
     ends, silent, sent = [], [], []
@@ -201,7 +201,7 @@ def _draw(lines: RunLines, axes: Axes, *, by_bytes: bool) -> tuple[FigureTable, 
         mean, low, high = ([scale * v for v in column] for column in columns[2:])
         draw_line(axes, style, x, mean)
         draw_band(axes, style, x, low, high)
-        ends.append(End(style, x[-1], last, label))
+        ends.append(NamedLine(style, label))
         sent += [value for value in x if by_bytes and value]
     _scale_y(lines, axes, [line[5] for line in table[1:]])
     _scale_x(axes, sent, by_bytes=by_bytes)
@@ -231,9 +231,8 @@ def _scale_x(axes: Axes, sent: Sequence[float], *, by_bytes: bool) -> None:
         whole_ticks(axes.xaxis)
 
 
-def _levels(axes: Axes, silent: Sequence[tuple[RowStyle, float, str]]) -> list[End]:
-    """Draw horizontal lines for rows that send nothing; return their ends."""
+def _levels(axes: Axes, silent: Sequence[tuple[RowStyle, float, str]]) -> list[NamedLine]:
+    """Draw horizontal lines for rows that send nothing; return them with their names."""
     for style, level, _ in silent:
         draw_level(axes, style, level)
-    right = axes.get_xlim()[1]
-    return [End(style, right, y, label, "(sends nothing)") for style, y, label in silent]
+    return [NamedLine(style, label, "(sends nothing)") for style, _, label in silent]

@@ -21,13 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 LINE = 11.0  # points from one line of text to the next
-MOST_AT_ENDS = 5  # largest number of names written at the ends of their lines
-MOST_IN_COLUMN = 10  # largest number of names beside the axes; more are in a legend below
-LONGEST_AT_END = 36  # characters: with a longer name, all names are in a legend below
-NAME_WIDTH = 18  # characters of a line of a name beside the axes
 MARKS = 6  # markers on a line, about
-FAR = 0.2  # share of the axes' width: longer leaders to the column of names would cross lines
-LEADER = {"arrowstyle": "-", "lw": 1, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
 BUBBLE = 200.0  # area of the largest bubble in square points, if there is room
 FINEST = 2000  # more bubbles are drawn as an image, not as shapes
 DECADES = 1.5  # over more decades there is no room for ticks between powers of ten
@@ -39,12 +33,10 @@ MOST_NAMED = 20  # largest number of groups in a legend
 
 
 @dataclass(frozen=True)
-class End:
-    """The end of a row's line, its name, and a note below the name."""
+class NamedLine:
+    """A row's line with its name, and a note beside the name."""
 
     style: RowStyle
-    x: float
-    y: float
     name: str
     note: str = ""
 
@@ -88,88 +80,14 @@ def _line_of(style: RowStyle, x: Sequence[float], y: Sequence[float]) -> Line2D:
     return line
 
 
-def name_lines(axes: Sequence[Axes], ends: Sequence[Sequence[End]], inches: float) -> None:
-    """Name the lines of each of the axes: at their ends, or all in a legend below the figure.
-
-    ``inches`` is the height of each of the axes with their labels. Call this function after all
-    lines are drawn, because it needs the final limits of the axes.
-    """
-    by_row = {end.style.number: end for some in ends for end in some}
-    names = [end.name for end in by_row.values()]
-    if len(names) <= MOST_IN_COLUMN and max(map(len, names), default=0) <= LONGEST_AT_END:
-        for some_axes, some in zip(axes, ends, strict=True):
-            name_ends(some_axes, some, inches)
-        return
+def name_lines(axes: Axes, lines: Sequence[NamedLine]) -> None:
+    """Name the lines in a legend below the figure, each once; call it after all are drawn."""
+    by_row = {line.style.number: line for line in lines}
     entries = []
-    for _, end in sorted(by_row.items()):
-        name = wrapped(f"{end.name} {end.note}".rstrip(), LETTERS)
-        entries.append((_line_of(end.style, [], []), name))
-    figure_legend(_figure(axes[0]), entries, handlelength=2.6)
-
-
-def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
-    """Write a name at the end of each line, moved vertically if names would overlap.
-
-    With many lines, the names form a column beside the axes; a name far from the end of its
-    line gets a short sample of the line.
-    """
-    if not ends:
-        return
-    height = 0.75 * 72 * inches
-    texts = ["\n".join(filter(None, (wrapped(e.name, NAME_WIDTH), e.note))) for e in ends]
-    data = axes.transData.transform([(end.x, end.y) for end in ends]).reshape(-1, 2)
-    places = axes.transAxes.inverted().transform(data)  # fractions of the axes, for any layout
-    wanted = [float(height * y) for _, y in places]
-    label_places = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts], height)
-    crowded = len(ends) > MOST_AT_ENDS
-    far = crowded and min(x for x, _ in places) < 1 - FAR
-    column = 1.12 if far else 1.04
-    for end, text, (x, _), y in zip(ends, texts, places, label_places, strict=True):
-        drawn = axes.annotate(
-            text,
-            (1.02, y / height) if far else (end.x, end.y),
-            xycoords="axes fraction" if far else "data",
-            xytext=(column if crowded else float(x) + 0.04, y / height),
-            textcoords="axes fraction",
-            va="center",
-            annotation_clip=False,
-            arrowprops=LEADER | {"color": end.style.color, "ls": end.style.line},
-            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
-        )
-        drawn.set_gid(end.style.gid)
-
-
-def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
-    """Return positions in [0, ``room``] near the wanted ones, without overlaps.
-
-    Overlapping neighbours are merged into a block at the mean of their wanted positions.
-
-    >>> spread([20.0, 21.0, 99.0], [10.0, 10.0, 10.0], 100.0)
-    [15.5, 25.5, 95.0]
-    """
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    blocks: list[tuple[list[int], float, float]] = []  # members, middle, height
-    for place in order:
-        block = _stacked([place], wanted, heights, room)
-        while blocks and block[1] - block[2] / 2 < blocks[-1][1] + blocks[-1][2] / 2:
-            members = [*blocks.pop()[0], *block[0]]
-            block = _stacked(members, wanted, heights, room)
-        blocks.append(block)
-    positions = [0.0] * len(wanted)
-    for members, middle, height in blocks:
-        bottom = middle - height / 2
-        for place in members:
-            positions[place] = bottom + heights[place] / 2
-            bottom += heights[place]
-    return positions
-
-
-def _stacked(
-    members: list[int], wanted: Sequence[float], heights: Sequence[float], room: float
-) -> tuple[list[int], float, float]:
-    height = sum(heights[place] for place in members)
-    middle = sum(wanted[place] for place in members) / len(members)
-    return members, max(height / 2, min(room - height / 2, middle)), height
+    for _, line in sorted(by_row.items()):
+        name = wrapped(f"{line.name} {line.note}".rstrip(), LETTERS)
+        entries.append((_line_of(line.style, [], []), name))
+    figure_legend(_figure(axes), entries, handlelength=2.6)
 
 
 def whole_ticks(axis: Axis) -> None:

@@ -21,12 +21,13 @@ from fedgist.report.pictures.drawing import (
     Picture,
     matplotlib,
     new_figure,
+    short,
     wrapped,
     write_figure,
 )
 from fedgist.report.pictures.feature_pictures import of_features, saved
 from fedgist.report.pictures.plot_elements import (
-    End,
+    NamedLine,
     boxes,
     bubbles,
     byte_ticks,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 WAYS = {UP_BYTES: "up, to the server", DOWN_BYTES: "down, to clients"}
 FEW = 4  # fewer values are also drawn as points: gaps between them may leave no line
+MOST_NAMED_CLIENTS = 12  # in the figure of gains, each in a lane of its own
+LANES = 5  # of points without names
 
 
 def pictures(study: Study) -> list[Picture]:
@@ -112,11 +115,27 @@ def _gains(study: Study) -> Picture | None:
     measure = measure_of(runs)  # not of the study, whose metric may have no value for a client
     percent = 100.0 if measure.unit == "fraction" else 1.0
     places, count = [], Counter[str]()
-    for label, _, gain in of_clients:  # points of a row side by side, in the order of clients
+    lanes = max(Counter(label for label, _, _ in of_clients).values())
+    named = lanes <= MOST_NAMED_CLIENTS
+    lanes = lanes if named else LANES
+    for label, _, gain in of_clients:  # points of a row in lanes, in the order of clients
+        lane = (count[label] % lanes + 0.5) / lanes - 0.5
         count[label] += 1
-        places.append((percent * gain, labels.index(label) + 0.12 * (count[label] % 5 - 2)))
-    figure, axes = new_figure(height=max(1.8, rows_height(labels, 0.5) + 0.8))
+        places.append((percent * gain, labels.index(label) + 0.8 * lane))
+    each = 0.17 * lanes if named else 0.5
+    figure, axes = new_figure(height=max(1.8, rows_height(labels, max(0.5, each)) + 0.8))
     groups(axes, places, [client.model for _, client, _ in of_clients], "model")
+    for (x, y), (_, client, _) in zip(places, of_clients, strict=True) if named else ():
+        axes.annotate(
+            short(client.name, 16),
+            (x, y),
+            (5 if x >= 0 else -5, 0),
+            textcoords="offset points",
+            ha="left" if x >= 0 else "right",
+            va="center",
+            fontsize="x-small",
+        )
+    axes.margins(x=0.25 if named else 0.05)
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(labels)), tick_names(labels))
     axes.invert_yaxis()
@@ -125,8 +144,9 @@ def _gains(study: Study) -> Picture | None:
     table: FigureTable = [["row", "client", "model", "gain"]]
     table += [[label, client.name, client.model, gain] for label, client, gain in of_clients]
     caption = (
-        "A point per client and seed, against the same client trained alone. Colour and sign: its "
-        "model."
+        "A point per client, the mean over seeds and divisions, against the same client trained "
+        "alone (with drawn partitions a point per client and seed). Left of the line: it loses. "
+        "Colour and sign: its model."
     )
     alone = [row.label for row in study.rows if row.label not in labels and row.method != LOCAL]
     caption += (
@@ -190,7 +210,7 @@ def _traffic(study: Study) -> Picture | None:
         axes.set_ylabel(f"{way} (log scale)")
         whole_ticks(axes.xaxis)
     both[-1].set_xlabel("round")
-    name_lines(both, ends, HEIGHT / 1.2)
+    name_lines(both[0], [end for some in ends for end in some])
     caption = "Payload bytes of each row's first seed, all clients together."
     return Picture("bytes-by-round", "Bytes by round, up and down", caption, figure, table)
 
@@ -199,7 +219,7 @@ def _by_number(run: FinishedRun, key: str) -> dict[int, float]:
     return {line["round"]: line.get(key) or 0 for line in run.rounds}
 
 
-def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> list[End]:
+def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> list[NamedLine]:
     """Draw the bytes that each row sends in one direction; rounds without any are gaps."""
     ends, silent, sent = [], [], []
     for style, row in zip(styles_of_rows(rows), rows, strict=True):
@@ -210,8 +230,7 @@ def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> list[End]:
             continue
         # gaps between few values may leave nothing of a line but its markers
         draw_line(axes, style, list(column), values, dense=sum(map(bool, column.values())) < FEW)
-        last = max(r for r, value in column.items() if value)
-        ends.append(End(style, last, column[last], row.label))
+        ends.append(NamedLine(style, row.label))
         sent += [value for value in column.values() if value]
     if sent:
         byte_ticks(axes, "y", [min(sent) / 1.5, max(sent) * 1.5])
@@ -235,13 +254,13 @@ def _privacy(study: Study) -> Picture | None:
         if rounds:
             draw_line(axes, style, rounds, spent)
             table += [[row.label, r, e] for r, e in zip(rounds, spent, strict=True)]
-            ends.append(End(style, rounds[-1], spent[-1], row.label))
+            ends.append(NamedLine(style, row.label))
     if len(table) == 1:
         return None
     axes.set(xlabel="round", ylabel="ε spent so far")
     axes.set_ylim(bottom=0)
     whole_ticks(axes.xaxis)
-    name_lines([axes], [ends], HEIGHT)
+    name_lines(axes, ends)
     return Picture("privacy", "Privacy spent", "Each row's first seed.", figure, table)
 
 

@@ -11,7 +11,6 @@ from fedgist.core.objectives.metrics import Metric
 from fedgist.errors import ReportError, did_you_mean, shown
 from fedgist.report.formatting import Sheet
 from fedgist.report.pictures.drawing import (
-    HEIGHT,
     STYLE,
     FigureTable,
     Picture,
@@ -19,7 +18,7 @@ from fedgist.report.pictures.drawing import (
     new_figure,
 )
 from fedgist.report.pictures.plot_elements import (
-    End,
+    NamedLine,
     draw_band,
     draw_level,
     draw_line,
@@ -106,7 +105,7 @@ def over(study: Study, key: str) -> Picture:
     lines = varied(study.rows, key)
     with matplotlib().rc_context(STYLE):
         figure, axes = new_figure()
-        table = draw_varied(axes, lines, study.measure, HEIGHT)
+        table = draw_varied(axes, lines, study.measure)
         axes.set_xlabel(key)
     caption = "Line: mean over seeds in the last round."
     if any(mean.error for line in lines for _, mean in line.points):
@@ -118,10 +117,8 @@ def over(study: Study, key: str) -> Picture:
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
 
 
-def draw_varied(
-    axes: Axes, lines: Sequence[VariedLine], measure: Metric, inches: float
-) -> FigureTable:
-    """Draw and name the lines; return the numbers. ``inches`` is the height of the axes."""
+def draw_varied(axes: Axes, lines: Sequence[VariedLine], measure: Metric) -> FigureTable:
+    """Draw and name the lines; return the numbers."""
     scale, title = 100.0 if measure.unit == "fraction" else 1.0, measure.title.lower()
     table: FigureTable = [["row", "value", "mean", "error"]]
     ends, values = [], [value for line in lines for value, _ in line.points]
@@ -130,19 +127,20 @@ def draw_varied(
     for style, line in zip(styles_of([line.method for line in lines]), lines, strict=True):
         table += [[line.label, value, mean.mean, mean.error] for value, mean in line.points]
         if line.points:
-            ends.append(_curve(axes, style, line, scale))
+            _curve(axes, style, line, scale)
+            ends.append(NamedLine(style, line.label))
         if line.without:
             table.append([line.label, "", line.without.mean, line.without.error])
             level = scale * line.without.mean
             draw_level(axes, style, level)
-            ends.append(End(style, max(values, default=0.0), level, line.label))
+            ends.append(NamedLine(style, line.label))
     axes.set_ylabel(f"{title} (%)" if scale > 1 else title)
-    name_lines([axes], [ends], inches)
+    name_lines(axes, ends)
     return table
 
 
-def _curve(axes: Axes, style: RowStyle, line: VariedLine, scale: float) -> End:
-    """Draw the means and errors of a line; return its end."""
+def _curve(axes: Axes, style: RowStyle, line: VariedLine, scale: float) -> None:
+    """Draw the means and errors of a line."""
     x = [value for value, _ in line.points]
     y = [scale * mean.mean for _, mean in line.points]
     low, high = (
@@ -151,4 +149,3 @@ def _curve(axes: Axes, style: RowStyle, line: VariedLine, scale: float) -> End:
     )
     draw_line(axes, style, x, y, dense=True)
     draw_band(axes, style, x, low, high)
-    return End(style, x[-1], y[-1], line.label)

@@ -28,6 +28,7 @@ from fedgist.runs.files.columns import (
 from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
 
+SUMS_ALONE = "epsilon covers the noisy sums alone, as if the trained body did not know the rows"
 REPLIES = "replied"  # a column that is shown if not all answered in a shown round
 
 
@@ -70,10 +71,13 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
 
 
 def _legend(titles: Sequence[str], models: Sequence[str]) -> str:
-    over = "mean and spread over clients" if "spread" in titles else "mean of the server's models"
-    single = ["one model: a global one, all test rows"] if "one model" in titles else []
+    over = [f"{titles[0]}: mean of the server's models"]
+    if "spread" in titles:
+        over = [f"{titles[0]}: mean over clients", "spread: standard deviation over clients"]
+    of_all_rows = f"one model: {titles[0]} of a global model on all test rows"
+    single = [of_all_rows] if "one model" in titles else []
     own = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
-    return "; ".join([over, *single, *own])
+    return "; ".join([*over, *single, *own])
 
 
 def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[str]:
@@ -83,12 +87,16 @@ def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[s
 
 
 def simulated(runs: Iterable[FinishedRun]) -> list[str]:
-    """Return a note on epsilons whose noise is public because it comes from a seed."""
+    """Return notes on epsilons: what they cover, and whether their noise comes from a seed."""
+    runs = list(runs)
+    private = [run for run in runs if run.recipe.get("privacy", {}).get("unit", "none") != "none"]
+    bodies = {run.recipe["privacy"].get("bodies", "fixed") for run in private}
+    notes = [SUMS_ALONE] if bodies - {"dp_sgd"} else []
     seeds = sorted({run.public_noise for run in runs if run.public_noise is not None})
     if not seeds:
-        return []
+        return notes
     whose = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    return [f"epsilon: simulated, noise from {whose}, which anyone can subtract"]
+    return [*notes, f"epsilon: simulated, noise from {whose}, which anyone can subtract"]
 
 
 def epsilon_text(epsilon: float | None) -> str:

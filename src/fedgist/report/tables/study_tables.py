@@ -126,7 +126,7 @@ def one_sheet(study: Study, names: Sequence[str]) -> Sheet:
 def _with_best_in_bold(sheet: Sheet, study: Study, names: Sequence[str]) -> Sheet:
     """Return a table in which results within a standard error of the best one are bold."""
     finals = [(number, row.final) for number, row in enumerate(study.rows) if row.final]
-    if "final" not in names or len(finals) < 2:  # noqa: PLR2004 - one row is no comparison
+    if "final" not in names or len(finals) <= 1:
         return sheet
     sign = 1 if study.measure.better == "higher" else -1
     best = max((final for _, final in finals), key=lambda final: sign * final.mean)

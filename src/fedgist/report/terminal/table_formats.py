@@ -91,7 +91,9 @@ def _tabular(sheet: Sheet, width: int) -> Iterator[str]:
     names = f"p{{{0.5 * width:.1f}em}}" if is_long else "l"
 
     def line(cells: Sequence[str], number: int = -1) -> str:
-        name, *rest = (_bold(latex_text(cells[i]), (number, i) in sheet.bold) for i in block)
+        name, *rest = (
+            _bold(latex_text(cells[i]), is_bold=(number, i) in sheet.bold) for i in block
+        )
         if is_long:
             name = r"\raggedright " + re.sub(r"(=|\.|\\_)", r"\1\\allowbreak{}", name)
         return " & ".join((name, *rest)) + r" \\"
@@ -103,7 +105,7 @@ def _tabular(sheet: Sheet, width: int) -> Iterator[str]:
     yield from (r"\bottomrule", r"\end{tabular}", "")
 
 
-def _bold(text: str, is_bold: bool) -> str:  # noqa: FBT001
+def _bold(text: str, *, is_bold: bool) -> str:
     return rf"{{\bfseries\boldmath {text}}}" if is_bold else text
 
 

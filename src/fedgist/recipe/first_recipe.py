@@ -1,0 +1,149 @@
+"""The first recipe for a table of one's own, in which each decision has its reason beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedgist.data.sources.table_look import RARE, TableLook
+from fedgist.errors import listed
+
+SMALL_SITE = 30  # test rows of a client, below which folds are proposed
+WIDE = 90  # characters of a line
+
+
+def first_recipe(look: TableLook) -> str:
+    """Return a recipe as TOML, with comments."""
+    lines = [
+        f"# Made by fedgist init from {look.path.name}: {look.rows} rows. Read each line with a #.",
+        *(f"# found by its name, and perhaps not what you mean: {text}" for text in look.guessed),
+        "",
+        *_data(look),
+        "",
+        *_partition(look),
+        "",
+        "[model]",
+        'name = "mlp"',
+        "hidden = [32]  # one hidden layer; a wider one needs more rows",
+        "",
+        "[method]",
+        'name = "fedlog"  # others: fedgist list methods; which one: docs/which-method.md',
+        "",
+        *_objective(look),
+        "[train]",
+        "num_rounds = 20",
+        "batch_size = 16",
+        "lr = 0.01",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _data(look: TableLook) -> Iterator[str]:
+    yield "[data]"
+    yield 'name = "table"'
+    yield f"path = {_text(str(look.path))}"
+    if look.sep is not None:
+        yield f"sep = {_text(look.sep)}"
+    if look.classes:
+        yield f"label = {_text(look.label)}  # what is predicted"
+        counts = ", ".join(f"{name}: {count}" for name, count in look.classes)
+        yield from _comment(f"rows of each class: {counts}")
+        yield f"classes = {_texts([name for name, _ in look.classes])}"
+    else:
+        yield f"label = {_text(look.label)}  # what is predicted: a number"
+    if look.missing_labels:
+        yield f'missing_labels = "mask"  # {look.missing_labels} rows have no label: left out'
+    if look.client is not None:
+        yield f"client = {_text(look.client)}  # whose a row is"
+    if look.missing_clients:
+        yield f'missing_clients = "drop"  # {look.missing_clients} rows have no client: left out'
+    if look.group is not None:
+        yield f"group = {_text(look.group)}  # its rows are all tested, or all trained on"
+    yield from _columns(look)
+    yield "test_fraction = 0.2  # of the rows of each client and class"
+    few = [name for name, count in look.clients if 0.2 * count < SMALL_SITE]
+    if few or not look.clients:
+        yield from _comment(
+            f"few test rows at {listed(few, 8) if few else 'each client'}: for a result, put "
+            "folds = 5 in place of test_fraction and run fedgist sweep, which tests every row once"
+        )
+    yield from _comment("under privacy, state data.mean and data.std: docs/privacy.md")
+
+
+def _columns(look: TableLook) -> Iterator[str]:
+    if look.ignored:
+        yield "ignore = ["
+        for column in look.ignored:
+            yield f"    {_text(column.name)},  # {_one_line(column.reason)}"
+        yield "]"
+    numbers = [column for column in look.inputs if column.use == "number"]
+    categories = [f"{c.name} ({c.reason})" for c in look.inputs if c.use == "categories"]
+    yield from _comment(f"inputs that are numbers: {listed((c.name for c in numbers), 40)}")
+    if categories:
+        yield from _comment(f"inputs that are categories: {listed(categories, 40)}")
+    if gaps := [column for column in numbers if column.missing]:
+        counts = listed((f"{column.name} ({column.missing})" for column in gaps), 40)
+        yield from _comment(
+            f"missing numbers: {counts}; each is replaced by the mean of its column over the "
+            "training rows. 'refuse' makes them an error"
+        )
+        yield 'missing = "mean"'
+
+
+def _partition(look: TableLook) -> Iterator[str]:
+    yield "[partition]"
+    if look.client is not None:
+        yield f'name = "natural"  # {len(look.clients)} clients, those of the column above'
+        return
+    yield from _comment(
+        "no column says whose a row is (--client names one): three clients are drawn, to try"
+    )
+    yield 'name = "dirichlet"'
+    yield "alpha = 1.0"
+    yield ""
+    yield "[clients]"
+    yield "num_clients = 3"
+
+
+def _objective(look: TableLook) -> Iterator[str]:
+    if not look.classes:
+        yield from ("[objective]", 'name = "regression"', "")
+    elif look.rarest < RARE:
+        yield "[objective]"
+        yield from _comment(
+            f"the rarest class has {100 * look.rarest:.0f} % of the rows: whoever always says the "
+            "other is often right, so accuracy is not the first metric"
+        )
+        yield 'metrics = ["balanced_accuracy", "auroc", "accuracy", "macro_f1"]'
+        yield ""
+
+
+def _comment(text: str) -> Iterator[str]:
+    """Yield a comment in lines of a screen."""
+    line = "#"
+    for word in _one_line(text).split(" "):
+        if len(line) + len(word) + 1 > WIDE:
+            yield line
+            line = "#"
+        line += f" {word}"
+    yield line
+
+
+def _one_line(text: str) -> str:
+    """Return a text as a comment can hold it."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _texts(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(_text, values))}]"
+
+
+def default_place(table: Path) -> Path:
+    """Return where the recipe of a table is written: beside you, named like the table."""
+    return Path(table.name.split(".")[0] + ".toml")

@@ -1,0 +1,149 @@
+"""The first recipe for a table: what is found in it, why, and that it runs as it is."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fedgist.cli.main import app
+from fedgist.data.sources.table_look import TableLook, look_at
+from fedgist.errors import DataError
+from fedgist.recipe.first_recipe import first_recipe
+from fedgist.recipe.reading import make
+
+
+def patients(count: int = 120) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    sick = rng.random(count) < 0.4
+    return pd.DataFrame(
+        {
+            "record_id": np.arange(count) + 1000,
+            "name": [f"patient {i}" for i in range(count)],
+            "admitted": [f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}" for i in range(count)],
+            "age": rng.normal(50 + 10 * sick, 12).round(),
+            "ward": rng.choice(["A", "B", ""], count),
+            "hospital": rng.choice(["Bonn", "Kiel", "Ulm"], count),
+            "biopsy": np.where(sick, "positive", "negative"),
+            "marker": sick * 2.0 + rng.random(count),
+            "scanner": "S1",
+            "diagnosis": np.where(sick, "ill", "well"),
+        }
+    )
+
+
+def looked(folder: Path, frame: pd.DataFrame, **how: Any) -> TableLook:
+    frame.to_csv(folder / "t.csv", index=False)
+    return look_at(folder / "t.csv", **how)
+
+
+def test_each_column_has_a_use_and_a_reason(tmp_path: Path) -> None:
+    frame = patients()
+    frame.loc[[3, 9, 30], "age"] = np.nan
+    look = looked(tmp_path, frame)
+    assert (look.label, look.client, look.rows) == ("diagnosis", "hospital", 120)
+    assert look.guessed == ("label = 'diagnosis'", "client = 'hospital'")
+    reasons = {column.name: column.reason for column in look.ignored}
+    assert (
+        reasons["record_id"]
+        == reasons["name"]
+        == ("a different value in each row, like an identifier")
+    )
+    assert reasons["admitted"].startswith("holds dates (")
+    assert reasons["scanner"] == "the same value in every row: 'S1'"
+    for name in ("biopsy", "marker"):
+        assert reasons[name].startswith("it gives the label away alone (it saves 100 % of")
+    assert [(c.name, c.use, c.missing) for c in look.inputs] == [
+        ("age", "number", 3),
+        ("ward", "categories", 0),
+    ]
+    assert dict(look.classes) == frame.diagnosis.value_counts().to_dict()
+    assert dict(look.clients) == frame.hospital.value_counts().to_dict()
+
+
+def test_a_good_column_is_no_traitor(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    frame = patients(400)
+    sick = frame.diagnosis == "ill"
+    frame["good"] = rng.normal(2.0 * sick, 1.0)  # right in 84 % of rows
+    assert "good" in {column.name for column in looked(tmp_path, frame).inputs}
+
+
+def test_the_command_writes_a_recipe_that_runs(tmp_path: Path) -> None:
+    frame = patients()
+    frame.loc[[1, 2], "diagnosis"] = ""
+    frame.loc[[5], "hospital"] = ""
+    frame.loc[[7, 8], "age"] = np.nan
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    place = tmp_path / "first.toml"
+    command = ["init", str(tmp_path / "t.csv"), "--out", str(place)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "ignored: biopsy: it gives the label away alone" in done.output
+    assert "rows that are left out because they have no label: 2" in done.output
+    assert "missing numbers that the mean of their column replaces: 2: age (2)" in done.output
+    assert f"next: read {place}" in done.output
+    text = place.read_text()
+    data = tomllib.loads(text)["data"]
+    assert data["missing"] == "mean"
+    assert data["missing_labels"] == "mask"
+    assert data["missing_clients"] == "drop"
+    assert data["classes"] == ["ill", "well"]
+    assert "few test rows at Bonn, Kiel, Ulm" in " ".join(text.split("\n# "))
+    run = ["run", str(place), "--set", "train.num_rounds=1", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, run)
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(app, command)
+    assert "exists; --overwrite replaces it" in str(done.exception)
+
+
+def test_rare_classes_numbers_groups_and_no_clients(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame(
+        {"x": rng.normal(size=200), "patient": np.arange(200) // 4, "y": rng.random(200) < 0.1}
+    )
+    look = looked(tmp_path, frame)
+    assert (look.group, look.client) == ("patient", None)
+    recipe = make(tomllib.loads(first_recipe(look)))
+    assert recipe.objective.metrics[0] == "balanced_accuracy"
+    assert recipe.partition.name == "dirichlet"
+    assert recipe.data.options["group"] == "patient"
+    frame["y"] = rng.normal(size=200)
+    recipe = make(tomllib.loads(first_recipe(looked(tmp_path, frame))))
+    assert recipe.objective.name == "regression"
+
+
+def test_what_is_not_found_is_asked_for(tmp_path: Path) -> None:
+    frame = patients().drop(columns=["diagnosis"])
+    with pytest.raises(DataError, match=r"which column is predicted.*--label, one of: record_id"):
+        looked(tmp_path, frame)
+    with pytest.raises(DataError, match=r"no column 'illness'; it has"):
+        looked(tmp_path, patients(), label="illness")
+    assert looked(tmp_path, patients(), label="ward", client="scanner").label == "ward"
+
+
+NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name.strip() == name)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.lists(NAMES, min_size=2, max_size=5, unique=True), NAMES, st.data())
+def test_any_names_make_a_recipe_that_can_be_read(
+    tmp_path: Path, names: list[str], value: str, data: st.DataObject
+) -> None:
+    cells = st.sampled_from(["1", "2.5", "", value, "2024-01-02"])
+    lines = [[data.draw(cells) for _ in names] + ["ab"[i % 2]] for i in range(8)]
+    frame = pd.DataFrame(lines, columns=[*names, "the label"])
+    try:
+        look = looked(tmp_path, frame, label="the label")
+    except DataError:
+        return  # such as control characters that are no text in a table
+    recipe = make(tomllib.loads(first_recipe(look)))
+    assert recipe.data.options["label"] == "the label"
+    assert set(recipe.data.options.get("ignore", [])) == {c.name for c in look.ignored}
