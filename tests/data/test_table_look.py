@@ -104,6 +104,45 @@ def test_the_command_writes_a_recipe_that_runs(tmp_path: Path) -> None:
     assert "exists; --overwrite replaces it" in str(done.exception)
 
 
+def test_a_private_recipe_needs_one_command(tmp_path: Path) -> None:
+    # seen: a table under privacy took four attempts
+    frame = patients()
+    frame["weight"] = np.where(np.arange(120) % 9 == 0, np.nan, 70.0 + np.arange(120) % 7)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    place = tmp_path / "p.toml"
+    command = ["init", str(tmp_path / "t.csv"), "--private", "--out", str(place)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    text = place.read_text()
+    recipe = tomllib.loads(text)
+    assert recipe["data"]["columns"] == {"age": "number", "ward": ["", "A", "B"]}
+    assert recipe["data"]["mean"] == [float(f"{frame.age.mean():.2g}")]
+    assert recipe["privacy"]["delta"] < 1 / 120
+    assert "THESE ARE MEASURED ON THE" in text
+    assert "not used: weight: 14 missing numbers" in text
+    small = ["--set", "train.num_rounds=1", "--set", "engine.workers=1"]
+    few = ["--epsilons", "1,8", "--seeds", "1", "--out", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, ["privacy", str(place), *small, *few])
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    assert "2 runs on the same rows compose to epsilon" in words
+    assert "is right in at most 73.11 % of cases" in words
+    assert "is right in at most 99.97 % of cases" in words
+    assert (tmp_path / "runs" / "over-privacy.epsilon.png").stat().st_size > 1000
+    points = (tmp_path / "runs" / "over-privacy.epsilon.csv").read_text().splitlines()
+    assert len(points) == 1 + 2 + 1, "two budgets, and a level without privacy"
+
+
+def test_the_screen_of_privacy_and_a_recipe_without_it() -> None:
+    done = CliRunner().invoke(app, ["privacy"])
+    assert done.exit_code == 0
+    words = " ".join(done.output.split())
+    for text in ("an attacker is right in at most", "73.11 %", "Ponomareva", "Do not measure it"):
+        assert text in words
+    done = CliRunner().invoke(app, ["privacy", "demo", "--epsilons", "1"])
+    assert "demo.toml has no privacy: state privacy.unit" in str(done.exception)
+
+
 def test_rare_classes_numbers_groups_and_no_clients(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     frame = pd.DataFrame(

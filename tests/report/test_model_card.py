@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from fedgist.cli.main import app
 from fedgist.errors import ReportError
 from fedgist.report import model_card
+from fedgist.report.privacy_words import in_words
 from fedgist.report.tables import comparison
 from fedgist.report.tables.data_table import data_sheets
 from fedgist.runs.files.record import PARTITION
@@ -60,7 +61,7 @@ def test_a_card_has_all_parts_and_says_what_is_the_readers(folder: Path) -> None
         "| ignored columns | id |",
         "| Bonn | mlp | 7 | 3 | 4 | 10 |",
         "FedLog: clients share sums of features",
-        "is right in at most 73.1 % of cases",
+        "is right in at most 73.11 % of cases",
         "This covers the noisy sums alone",
         "No formal privacy: messages have no noise",
         "20 test rows: one row is up to 5.0 points",
@@ -78,7 +79,7 @@ def test_a_card_has_all_parts_and_says_what_is_the_readers(folder: Path) -> None
 def test_the_chance_of_an_attacker() -> None:
     for epsilon in (0.1, 1.0, 8.0):
         chance = math.exp(epsilon) / (1 + math.exp(epsilon))
-        assert f"{100 * chance:.1f} % of cases" in model_card.in_words(epsilon, "record")
+        assert f"{100 * chance:.2f} % of cases" in in_words(epsilon, "record")
 
 
 def test_the_command_writes_by_the_ending(folder: Path) -> None:

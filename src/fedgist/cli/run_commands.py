@@ -206,6 +206,9 @@ def init(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Recipe to write. Default: TABLE.toml.")
     ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="A recipe with differential privacy of rows.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the recipe.")] = False,
 ) -> None:
     """Look at a table of your own and write a recipe for it, with a reason beside each decision.
@@ -227,7 +230,7 @@ def init(
     if place.exists() and not overwrite:
         raise RecipeError(f"{place} exists; --overwrite replaces it, --out names another")
     look = look_at(table, label, client, sep)
-    atomic_files.write(place, first_recipe(look))
+    atomic_files.write(place, first_recipe(look, private=private))
     for text in look.guessed:
         say(f"found by its name: {text}")
     for column in look.ignored:

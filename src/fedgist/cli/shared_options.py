@@ -19,7 +19,7 @@ COMMAND_ORDER = (
     *("init", "run", "list", "partition", "compile"),
     *("show", "compare", "report", "card", "watch"),
     *("predict", "evaluate", "probe", "export"),
-    *("sweep", "tune", "reproduce"),
+    *("sweep", "tune", "privacy", "reproduce"),
     *("provision", "server", "site", "status", "stop", "forget"),
 )
 

@@ -1,4 +1,4 @@
-"""Commands that start many runs: sweep, tune, reproduce."""
+"""Commands that start many runs: sweep, tune, privacy, reproduce."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedgist.cli.result_commands import Reference, TargetOption
 from fedgist.cli.shared_options import (
     SEARCH,
     DataRoot,
+    RecipeOrDemo,
     SettingsOption,
     TrackOption,
     app,
@@ -26,19 +27,22 @@ from fedgist.cli.shared_options import (
 )
 from fedgist.cli.value_origins import naming_origins
 from fedgist.errors import RecipeError, ReportError, one_of
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.privacy_section import PrivacySection
+from fedgist.recipe.reading import Recipe, read
+from fedgist.report import privacy_words
 from fedgist.report.formatting import score_text
+from fedgist.report.pictures import drawing, varied
 from fedgist.report.tables import comparison
 from fedgist.report.tables import study_tables as tables
 from fedgist.report.tables.comparison import Study
 from fedgist.report.tables.paper_comparison import side_by_side
 from fedgist.report.terminal import table_formats
-from fedgist.report.terminal.console import console, say, words
+from fedgist.report.terminal.console import SheetView, console, say, words
 from fedgist.runs.composition import notes_on
 from fedgist.runs.files import atomic_files
 from fedgist.runs.finished import run_reader
 from fedgist.studies.archive import Archive
-from fedgist.studies.job import Job
+from fedgist.studies.job import Job, jobs_of_seeds
 from fedgist.studies.paper_table import Scale, cells, read_paper_table
 from fedgist.studies.private_choice import HOW, NOT_COVERED
 from fedgist.studies.queue import QUEUE
@@ -197,6 +201,67 @@ def sweep(
     runs = run_reader.find(_places(todo, kept))
     study = comparison.study(runs, reference=reference, target_accuracy=goal)
     console().print(table_formats.render(study, "terminal"))
+    raise_failures(failed)
+
+
+@app.command(rich_help_panel=SEARCH)
+@naming_origins
+def privacy(
+    recipe: RecipeOrDemo = None,
+    settings: SettingsOption = None,
+    epsilons: Annotated[
+        str | None,
+        typer.Option(metavar="EPSILON,...", help="Budgets to run, such as 0.5,1,3,8."),
+    ] = None,
+    seeds: SeedsOption = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs. Default: runs/privacy-RECIPE.")
+    ] = None,
+    jobs: AtOnce = None,
+    data_root: DataRoot = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Say what a privacy budget means; with --epsilons, run the recipe with each and draw the cost.
+
+    Use it to choose a budget in a simulation. On real rows each point is a release, and they add
+    up.
+
+    Examples
+    --------
+    fedgist privacy
+    fedgist privacy p.toml --epsilons 0.5,1,3,8
+    """
+    shown = console()
+    if epsilons is None:
+        for sheet in privacy_words.screen():
+            shown.print(SheetView(sheet))
+        for text in privacy_words.QUESTIONS:
+            shown.print(words(f"- {text}"))
+        return
+    path = find_recipe(recipe)
+    out = out or Path("runs") / f"privacy-{path.stem}"
+    base = read(path, settings or [])
+    if base.privacy.unit == "none":
+        raise RecipeError(
+            f"{path} has no privacy: state privacy.unit, privacy.delta and privacy.clip, in the "
+            "recipe or by --set; fedgist privacy says how to choose them"
+        )
+    todo = grid(path, settings or [], [f"privacy.epsilon={epsilons}"], seeds, out)
+    if not quiet:
+        for note in notes_on([job.recipe for job in todo]):
+            say(note, error=True)
+    without = base.changed({"privacy": PrivacySection()})
+    todo += jobs_of_seeds("without privacy", without, seeds, out / "without-privacy")
+    machines = Machines("local", jobs, 1, 0.0, data_root)
+    failed = do_jobs(todo, len(todo), machines, quiet=quiet)
+    raise_failures(failed, at_least=len(todo))
+    study = comparison.study(run_reader.find([job.folder for job in todo]))
+    columns = ("final", "interval", "epsilon", "seeds")
+    shown.print(table_formats.render(study, "terminal", columns))
+    for epsilon in sorted({row.epsilon for row in study.rows if row.epsilon is not None}):
+        shown.print(words(privacy_words.in_words(epsilon, base.privacy.unit)))
+    drawing.write([varied.over(study, "privacy.epsilon")], out)
+    shown.print(words(f"drawn in {out / 'over-privacy.epsilon.png'}"))
     raise_failures(failed)
 
 

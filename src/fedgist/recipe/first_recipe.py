@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fedgist.data.sources.table_look import RARE, TableLook
+from fedgist.data.sources.table_look import RARE, ColumnLook, TableLook
 from fedgist.errors import listed
 
 SMALL_SITE = 30  # test rows of a client, below which folds are proposed
 WIDE = 90  # characters of a line
 
 
-def first_recipe(look: TableLook) -> str:
-    """Return a recipe as TOML, with comments."""
+def first_recipe(look: TableLook, *, private: bool = False) -> str:
+    """Return a recipe as TOML, with comments; if ``private``, one with differential privacy.
+
+    Under privacy nothing may be measured on the rows: columns with missing numbers are ignored, and
+    columns, classes, means and deviations are stated.
+    """
+    if private:
+        look = replace(look, columns=tuple(map(_without_gaps, look.columns)))
     lines = [
         f"# Made by fedgist init from {look.path.name}: {look.rows} rows. Read each line with a #.",
         *(f"# found by its name, and perhaps not what you mean: {text}" for text in look.guessed),
         "",
-        *_data(look),
+        *_data(look, private=private),
         "",
         *_partition(look),
         "",
@@ -36,11 +44,50 @@ def first_recipe(look: TableLook) -> str:
         "batch_size = 16",
         "lr = 0.01",
         "",
+        *(_private(look) if private else ()),
     ]
     return "\n".join(lines)
 
 
-def _data(look: TableLook) -> Iterator[str]:
+def _without_gaps(column: ColumnLook) -> ColumnLook:
+    if column.use == "ignore" or not column.missing:
+        return column
+    reason = f"{column.missing} missing numbers, and privacy knows no mean to replace them by"
+    return replace(column, use="ignore", reason=reason)
+
+
+def _private(look: TableLook) -> Iterator[str]:
+    yield "[privacy]"
+    yield 'unit = "record"  # one row more or less is hidden'
+    yield "epsilon = 3.0  # fedgist privacy says what this means"
+    yield f"delta = {10.0 ** -math.ceil(math.log10(look.rows + 1)):g}  # below 1 / {look.rows} rows"
+    yield "clip = 1.0  # largest norm of a row's features; do not measure it on private rows"
+    yield ""
+    yield "[data.columns]"
+    for column in look.inputs:
+        kind = _texts(column.categories) if column.use == "categories" else '"number"'
+        yield f"{_text(column.name)} = {kind}"
+    yield ""
+
+
+def _moments(look: TableLook) -> Iterator[str]:
+    """Yield the means and deviations of the inputs that are numbers."""
+    numbers = [column for column in look.inputs if column.use == "number"]
+    yield from _comment(
+        "mean and std of each number, in the order of the columns. THESE ARE MEASURED ON THE ROWS, "
+        "rounded: good enough for a simulation. Before a release replace them by published values "
+        "(mean: the middle of the usual range; std: a quarter of the range)"
+    )
+    for key in ("mean", "std") if numbers else ():
+        yield f"{key} = [{', '.join(f'{_rounded(getattr(c, key)):g}' for c in numbers)}]"
+
+
+def _rounded(value: float) -> float:
+    """Return a number with two digits."""
+    return float(f"{value:.2g}")
+
+
+def _data(look: TableLook, *, private: bool) -> Iterator[str]:
     yield "[data]"
     yield 'name = "table"'
     yield f"path = {_text(str(look.path))}"
@@ -61,7 +108,7 @@ def _data(look: TableLook) -> Iterator[str]:
         yield f'missing_clients = "drop"  # {look.missing_clients} rows have no client: left out'
     if look.group is not None:
         yield f"group = {_text(look.group)}  # its rows are all tested, or all trained on"
-    yield from _columns(look)
+    yield from _columns(look, private=private)
     yield "test_fraction = 0.2  # of the rows of each client and class"
     few = [name for name, count in look.clients if 0.2 * count < SMALL_SITE]
     if few or not look.clients:
@@ -69,15 +116,18 @@ def _data(look: TableLook) -> Iterator[str]:
             f"few test rows at {listed(few, 8) if few else 'each client'}: for a result, put "
             "folds = 5 in place of test_fraction and run fedgist sweep, which tests every row once"
         )
-    yield from _comment("under privacy, state data.mean and data.std: docs/privacy.md")
+    if private:
+        yield from _moments(look)
 
 
-def _columns(look: TableLook) -> Iterator[str]:
-    if look.ignored:
+def _columns(look: TableLook, *, private: bool) -> Iterator[str]:
+    if look.ignored and not private:
         yield "ignore = ["
         for column in look.ignored:
             yield f"    {_text(column.name)},  # {_one_line(column.reason)}"
         yield "]"
+    for column in look.ignored if private else ():  # [data.columns] says which are used
+        yield from _comment(f"not used: {column.name}: {column.reason}")
     numbers = [column for column in look.inputs if column.use == "number"]
     categories = [f"{c.name} ({c.reason})" for c in look.inputs if c.use == "categories"]
     yield from _comment(f"inputs that are numbers: {listed((c.name for c in numbers), 40)}")

@@ -5,7 +5,6 @@ The parts follow Mitchell et al. 2019, "Model cards for model reporting".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +14,7 @@ from fedgist.errors import ReportError
 from fedgist.methods import METHODS, base_name
 from fedgist.report.formatting import Sheet, markdown_text
 from fedgist.report.page.html_templates import part, template
+from fedgist.report.privacy_words import in_words
 from fedgist.report.tables import client_tables
 from fedgist.report.tables.client_scores import FEW_ROWS, over_rows
 from fedgist.report.tables.comparison import Row, Study
@@ -135,20 +135,6 @@ def _privacy(runs: Sequence[FinishedRun]) -> Iterator[str]:
             )
     if len(private) > 1:
         yield "Several private runs on the same rows add up: see fedgist run's notes."
-
-
-def in_words(epsilon: float, unit: str) -> str:
-    """Return what a budget means for an attacker who guesses whether one unit was there.
-
-    The chance is that of an attacker who knows everything else and starts at even odds: at most
-    ``e^epsilon / (1 + e^epsilon)`` (Kasiviswanathan and Smith 2014), beside a chance of delta.
-    """
-    right = 1 / (1 + math.exp(-epsilon))
-    return (
-        f"Epsilon {epsilon:.3g} for one {unit} more or less: an attacker who knows all other rows, "
-        f"and guesses whether this {unit} was among them, is right in at most {100 * right:.1f} % "
-        "of cases (50 % is a coin), but for a chance of delta."
-    )
 
 
 def _limits(study: Study, runs: Sequence[FinishedRun]) -> Iterator[str]:

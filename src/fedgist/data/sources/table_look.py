@@ -45,12 +45,18 @@ Use = Literal["number", "categories", "ignore"]
 
 @dataclass(frozen=True)
 class ColumnLook:
-    """What a column is used for, why, and how many cells are missing."""
+    """What a column is used for, why, and how many cells are missing.
+
+    ``mean`` and ``std`` are those of numbers; ``categories`` are sorted.
+    """
 
     name: str
     use: Use
     reason: str = ""
     missing: int = 0
+    mean: float = 0.0
+    std: float = 1.0
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,8 +188,11 @@ def _look_at_column(
             "guessing): if it is known before the label is, delete it here"
         )
         return ColumnLook(name, "ignore", reason, missing)
-    words = "" if use == "number" else f"{len({*cells})} categories"
-    return ColumnLook(name, use, words, missing if use == "number" else 0)
+    if not isinstance(kind, Numbers):
+        return ColumnLook(name, use, f"{len(kind)} categories", categories=kind)
+    numbers = numbers_and_gaps(table, name)[0]
+    mean, std = float(np.nanmean(numbers)), float(np.nanstd(numbers))
+    return ColumnLook(name, use, "", missing, mean, std)
 
 
 def _saves(table: TableFrame, name: str, use: Use, labels: Values, labelled: Values) -> float:
