@@ -65,7 +65,7 @@ __all__ = [
 
 NO_CODE = "--no-code"
 INTERRUPTED = 130  # exit code after Ctrl-C, SIGTERM and SIGHUP
-AT_ONCE = "stopped at once; give the same command again, or resume from the last checkpoint"
+AT_ONCE = "stopped at once; give the same command again, or resume a run that saved a checkpoint"
 LESS_MEMORY = "; a run needs less with a lower engine.cohort_size, engine.workers or batch size"
 
 

@@ -79,8 +79,8 @@ def run(
         bool,
         typer.Option(
             "--full-digest",
-            help="Compare every byte of lazily read rows on resume, and not only files' sizes and "
-            "times. All rows are read for it.",
+            help="With --resume: check every byte of large data files, not only their size and "
+            "time.",
         ),
     ] = False,
     track: TrackOption = None,
@@ -320,7 +320,7 @@ def peak_memory(of_actors: int = 0) -> str:
     """
     from fedgist.engines.process_control import peak_bytes
 
-    text = f"peak memory: {bytes_text(peak_bytes())}"
+    text = f"peak memory of this process: {bytes_text(peak_bytes())}"
     largest = {"worker": peak_bytes(of_ended=True), "actor": of_actors}
     named = [f"the largest {kind}: {bytes_text(size)}" for kind, size in largest.items() if size]
     return "; ".join([text, *named])

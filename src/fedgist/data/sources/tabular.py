@@ -86,7 +86,7 @@ def table(
         The columns to use, each ``"number"`` or the list of its categories. State them if several
         sites must encode columns in the same way; an unlisted category is then an error. The
         default is all columns but the label and those in ``ignore``, with the types and categories
-        of the training rows. A category that occurs in test rows only is then 0 in all its columns.
+        of the training rows. A category that they lack is read as none of these: 0 in all columns.
     ignore
         Columns to leave out.
     annotations
