@@ -168,7 +168,9 @@ def sample(data: Path = DATA) -> list[Path]:
 def replays(paths: Sequence[Path], jobs: int) -> Iterator[Replay]:
     """Yield the replays of runs, several at a time."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         begun = [pool.submit(replay, path) for path in paths]
         yield from (done.result() for done in as_completed(begun))
 
