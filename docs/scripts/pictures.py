@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation anew: python docs/scripts/pictures.py, from the root.
 
 Runs the demo of README.md, and keeps its curves and each client's gain, by the client's model.
-Runs the study of studies.md (three methods, five seeds; about a minute), writes its page, and takes
+Runs the study of studies.md (three methods, six seeds; about a minute), writes its page, and takes
 pictures of it in Chromium, on a desk and on a phone, by day and by night.
 """
 
@@ -20,7 +20,7 @@ from playwright.sync_api import ViewportSize, sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "img"
 SHADES = 128  # colours of a picture: enough for flat ones, and a third of the bytes
-SWEEP = "sweep demo --grid method.name=fedlog,fedavg,local --seeds 5 --out study"
+SWEEP = "sweep demo --grid method.name=fedlog,fedavg,local --seeds 6 --out study"
 REPORT = "report study --reference fedlog -o page.html"
 DEMO = (
     "run demo --out fedlog",

@@ -15,6 +15,7 @@ from scipy import stats
 
 from fedgist.errors import ReportError
 from fedgist.report.formatting import Sheet
+from fedgist.report.pictures import curves as drawn_curves
 from fedgist.report.tables import comparison
 from fedgist.report.tables.comparison import Study
 from fedgist.report.tables.run_tables import overview
@@ -138,6 +139,14 @@ def test_divisions_are_the_samples_and_their_seeds_are_averaged(tmp_path: Path) 
     gaps = (values["fedlog"] - values["local"]).mean(1)
     t = gaps.mean() / (1.25 * gaps.var(ddof=1)) ** 0.5
     assert row.versus.p == pytest.approx(2 * stats.t.sf(t, 3))
+    # the same samples and the same error wherever a mean stands
+    assert row.final.error is not None
+    shown = f"{100 * folds.mean():.2f} ± {100 * row.final.error:.2f} %"
+    assert overview(find([tmp_path / "fedlog"])).rows[0][1] == shown
+    points = drawn_curves.curve(row.runs, study.metric)
+    assert points is not None
+    assert points.mean == [pytest.approx(folds.mean())]
+    assert points.high[0] - points.mean[0] == pytest.approx(row.final.error)
     (results, *_) = tables = sheets(study)
     assert results.columns[-1] == "divisions"
     assert results.rows[0][-1] == "4"

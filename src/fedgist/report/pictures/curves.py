@@ -35,8 +35,9 @@ from fedgist.report.pictures.plot_elements import (
     whole_ticks,
 )
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
-from fedgist.report.tables.comparison import Study, common_column, group
+from fedgist.report.tables.comparison import Study, common_column, draw_of, group, overlap_of
 from fedgist.report.tables.mean_counts import sentence
+from fedgist.report.tables.stats import by_division, standard_error
 from fedgist.runs.files.columns import ACCURACY, measured, spread_of
 from fedgist.runs.finished.finished_run import FinishedRun
 
@@ -135,13 +136,13 @@ def curve(row: Sequence[FinishedRun], metric: str, band: Band = "seeds") -> Char
     runs = with_metric(row, metric)
     if not runs:
         return None
-    columns = [dict(zip(*run.column(metric), strict=True)) for run in runs]
-    rounds = sorted(set.intersection(*(set(column) for column in columns)))
-    means = [statistics.fmean([column[r] for column in columns]) for r in rounds]
+    columns = {draw_of(run): dict(zip(*run.column(metric), strict=True)) for run in runs}
+    rounds = sorted(set.intersection(*(set(column) for column in columns.values())))
+    samples = [by_division({draw: of[r] for draw, of in columns.items()}) for r in rounds]
+    means = [statistics.fmean(values) for values in samples]
     halves = [0.0] * len(rounds)
     if band == "seeds" and len(columns) > 1:
-        root = len(columns) ** 0.5
-        halves = [statistics.stdev([column[r] for column in columns]) / root for r in rounds]
+        halves = [standard_error(values, overlap_of(runs)) for values in samples]
     elif band == "clients":
         spread = dict(zip(*runs[0].column(spread_of(metric) or ""), strict=True))
         halves = [spread.get(r, 0.0) for r in rounds]

@@ -244,7 +244,7 @@ class Row:
     @property
     def overlap(self) -> float:
         """Test rows over training rows of a division if there are several, else 0."""
-        return overlap_of(self.settings) if len(self.divisions) > 1 else 0.0
+        return overlap_of(self.runs)
 
     @property
     def rounds(self) -> tuple[int, int]:
@@ -372,10 +372,13 @@ def against(row: Row, reference: Row, *, two_sided: bool = True) -> Comparison |
     )
 
 
-def overlap_of(settings: KeyedSettings) -> float:
-    """Return the number of test rows over that of training rows, by a run's settings."""
-    folds = settings.get("data.folds")
-    share = 1 / folds if folds else settings.get("data.test_fraction", TEST_FRACTION)
+def overlap_of(runs: Sequence[FinishedRun]) -> float:
+    """Return the test rows over the training rows of runs of several divisions, 0 of one."""
+    if len({run.division for run in runs}) <= 1:
+        return 0.0
+    section = runs[0].recipe.get("data", {})
+    folds = section.get("folds")
+    share = 1 / folds if folds else section.get("test_fraction", TEST_FRACTION)
     return float(share / (1 - share))
 
 
@@ -418,8 +421,7 @@ def _row(
     ends = {
         draw_of(run): end for run in runs if (end := summary(run.rounds, metric, better, run.kept))
     }
-    divided = len({draw.division for draw in ends}) > 1
-    overlap = overlap_of(members.settings) if divided else 0.0
+    overlap = overlap_of([run for run in runs if draw_of(run) in ends])
 
     beyond_last = {draw_of(run) for run in runs if len(run.column(metric)[0]) > LAST}
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.core.objectives.metrics import ALL_ROWS, METRICS, Metric
 from fedgist.report.formatting import NONE, Sheet, bytes_text, duration, replies, score_text
-from fedgist.report.tables.comparison import common_metric
+from fedgist.report.tables.comparison import common_metric, draw_of, overlap_of
 from fedgist.report.tables.mean_counts import marked, marked_runs, part_of, sentence
+from fedgist.report.tables.stats import by_division, standard_error
 from fedgist.runs.files.columns import (
     DOWN_BYTES,
     EPSILON,
@@ -114,21 +114,22 @@ def _name(seeds: Sequence[FinishedRun]) -> str:
 
 def _score(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
     column = seeds[0].column_of(measure.name)
-    return marked(mean_and_error(_last_values(seeds, column), measure), marked_runs(seeds, column))
+    return marked(mean_and_error(seeds, column, measure), marked_runs(seeds, column))
 
 
 def _spread(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
-    spreads = _last_values(seeds, spread_of(seeds[0].column_of(measure.name)) or "")
+    column = spread_of(seeds[0].column_of(measure.name)) or ""
+    spreads = [value for run in seeds if (value := run.last(column)) is not None]
     return score_text(statistics.fmean(spreads), measure) if spreads else NONE
 
 
 def _one_model(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
-    return mean_and_error(_last_values(seeds, of_all(measure.name)), measure)
+    return mean_and_error(seeds, of_all(measure.name), measure)
 
 
 def _score_of(model: str, measure: Metric, seeds: Sequence[FinishedRun]) -> str:
     column = of_server(model, ALL_ROWS, measure.name)
-    return mean_and_error(_last_values(seeds, column), measure)
+    return mean_and_error(seeds, column, measure)
 
 
 def _costs(seeds: Sequence[FinishedRun]) -> tuple[str, ...]:
@@ -144,21 +145,20 @@ def _folder_of_seeds(run: FinishedRun) -> str:
     return str(run.folder.parent if run.folder.name.startswith("seed-") else run.folder)
 
 
-def _last_values(runs: Sequence[FinishedRun], key: str) -> list[float]:
-    return [value for run in runs if (value := run.last(key)) is not None]
+def mean_and_error(runs: Sequence[FinishedRun], key: str, measure: Metric) -> str:
+    """Return the mean of a column's last values with its unit, and its standard error.
 
-
-def mean_and_error(values: Sequence[float], measure: Metric) -> str:
-    """Return the mean with its unit, and its standard error if there are two or more values."""
+    The samples are seeds, or the divisions of the rows if there are several. One has no error.
+    """
+    lasts = {draw_of(run): run.last(key) for run in runs}
+    values = by_division({draw: value for draw, value in lasts.items() if value is not None})
     if not values:
         return NONE
     mean = score_text(statistics.fmean(values), measure)
     if len(values) == 1:
         return mean
     number, _, unit = mean.partition(" ")
-    error, _, _ = score_text(statistics.stdev(values) / math.sqrt(len(values)), measure).partition(
-        " "
-    )
+    error, _, _ = score_text(standard_error(values, overlap_of(runs)), measure).partition(" ")
     return f"{number} ± {error} {unit}".rstrip()
 
 

@@ -69,9 +69,14 @@ def estimate(values: Sequence[float], *, overlap: float = 0.0) -> Estimate | Non
     count, mean = len(values), statistics.fmean(values)
     if count == 1:
         return Estimate(1, mean)
-    error = math.sqrt(1 / count + overlap) * statistics.stdev(values)
+    error = standard_error(values, overlap)
     away = _t_quantile(0.5 + LEVEL / 2, count - 1) * error
     return Estimate(count, mean, error, mean - away, mean + away)
+
+
+def standard_error(values: Sequence[float], overlap: float = 0.0) -> float:
+    """Return the standard error of the mean of two or more values, as in :func:`estimate`."""
+    return math.sqrt(1 / len(values) + overlap) * statistics.stdev(values)
 
 
 def _t_quantile(share: float, freedom: int) -> float:
