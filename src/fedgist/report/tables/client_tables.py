@@ -292,7 +292,7 @@ def _of_model(seeds: Sequence[Sequence[ClientScore]], show: Shower) -> tuple[str
     counts = mean(len), mean(lambda scores: sum(score.rows for score in scores))
     plain = mean(lambda scores: statistics.fmean(score.score for score in scores))
     spread = mean(lambda scores: statistics.pstdev(score.score for score in scores))
-    return (*(f"{count:g}" for count in counts), *map(show, (plain, spread, mean(_by_rows))))
+    return (*(f"{count:.4g}" for count in counts), *map(show, (plain, spread, mean(_by_rows))))
 
 
 def _by_rows(scores: Sequence[ClientScore]) -> float:
