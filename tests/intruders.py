@@ -116,6 +116,7 @@ class Peer:
         self.outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         begin = self.channel.stream_stream(method_name(STREAM))
         self.call: Any = begin(iter(self.outgoing.get, None), timeout=HUNG_S)
+        self.answered = False
 
     def send(self, *frames: bytes) -> None:
         """Send frames."""
@@ -125,6 +126,7 @@ class Peer:
     def read(self) -> bytes:
         """Return the next frame."""
         frame: bytes = next(self.call)
+        self.answered = True
         return frame
 
     def greet(self, process: str = "p") -> None:
@@ -202,6 +204,7 @@ class Hall:
     log: list[str]
     port: int = 0
     threads: list[threading.Thread] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
 
@@ -249,6 +252,7 @@ class Hall:
         """Answer requests until the run's end; connect again if the server ends the stream."""
         while not self.stopped.is_set():
             with contextlib.suppress(grpc.RpcError, StopIteration), peer(self.port, kit) as site:
+                self.peers.append(site)
                 site.ready(self.hello)
                 while (request := site.request()) is not None:
                     if attack is not None and header_of(request[1]).purpose == "train":
@@ -258,6 +262,20 @@ class Hall:
                         site.reply(request[0].ident, self.zeros(request[1]))
                 return
             time.sleep(LOOK_S)
+
+    def wait(self) -> None:
+        """Wait for the sites' threads, when the server is closed.
+
+        gRPC leaves a stream unanswered that opens in the moment in which the port closes. The end
+        of the server's process would end it; here the site does. Streams that the server answered
+        must be ended by the server.
+        """
+        end = time.monotonic() + HUNG_S
+        while any(thread.is_alive() for thread in self.threads) and time.monotonic() < end:
+            for site in [each for each in self.peers if not each.answered]:
+                site.close()
+            time.sleep(LOOK_S)
+        assert not any(thread.is_alive() for thread in self.threads)
 
     def _noting(self, attack: Attack, site: Peer, begin: Begin, envelope: bytes) -> None:
         try:
@@ -339,9 +357,7 @@ def hall(
         finally:
             made.stopped.set()
             server.close()
-            for thread in made.threads:
-                thread.join(HUNG_S)
-    assert not any(thread.is_alive() for thread in made.threads)
+            made.wait()
 
 
 Script = Callable[[Iterator[bytes]], Iterator[bytes]]
