@@ -1,7 +1,9 @@
 """How often the 95 % intervals of result tables hold the truth, where the truth is known.
 
 Two kinds are tried. Of these models, over rows: 2,000 populations are drawn in which each site's
-model is right at a known rate, and the truth is the mean of the rates. Of the method, training
+model is right at a known rate, and the truth is the mean of the rates; in which one of two models
+alone is right, and the truth is their difference; and 500 with normal scores of two classes, whose
+AUROC is known. Of the method, training
 included: 500 data sets are drawn, logistic regression is trained on repeated divisions or folds of
 each, and the truth is its accuracy on fresh rows after training on as many fresh rows.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,15 @@ from sklearn.linear_model import LogisticRegression
 
 from fedgist.data.division import Division
 from fedgist.data.held_out_rows import held_out
-from fedgist.report.tables.stats import Estimate, estimate, mean_of_sites, wilson
+from fedgist.report.tables.stats import (
+    Estimate,
+    estimate,
+    mean_of_differences,
+    mean_of_sites,
+    wilson,
+)
+from fedgist.report.tables.tested_rows import SiteRows, resampled
+from fedgist.runs.files.prediction_file import Predictions
 
 Numbers = NDArray[np.float64]
 Interval = Callable[[Numbers, Numbers, np.random.Generator], tuple[float, float]]
@@ -81,6 +92,74 @@ def over_rows(populations: int) -> None:
         print(f"{name:22}{rows!s:>22}{shares}", flush=True)
 
 
+#: Chances that only the one, or only the other of two models is right about a row, by site.
+PAIRS: dict[str, tuple[list[tuple[float, float]], list[int]]] = {
+    "5 % against 2 %": ([(0.05, 0.02)] * 4, [30] * 4),
+    "equal, 5 %": ([(0.05, 0.05)] * 4, [30] * 4),
+    "2 % against 1 %": ([(0.02, 0.01)] * 4, [30] * 4),
+    "20 % against 10 %": ([(0.2, 0.1)] * 4, [30] * 4),
+    "unequal sites": ([(0.01, 0.01), (0.05, 0.03), (0.1, 0.05), (0.1, 0.2)], [200, 100, 60, 30]),
+    "eight sites": ([(0.05, 0.02)] * 8, [30] * 8),
+    "one site": ([(0.05, 0.02)], [100]),
+    "six rows at one": ([(0.03, 0.01)] * 3 + [(0.1, 0.03)], [46, 32, 29, 6]),
+}
+
+
+def of_differences(populations: int) -> None:
+    """Print the coverage of intervals of differences between two models, on the same rows."""
+    print(f"differences on the same rows: {populations} populations, nominal 95 %")
+    print(f"{'':22}{'rows':>22}  Bonett and Price   bootstrap of rows")
+    for name, (chances, rows) in PAIRS.items():
+        rng, truth = np.random.default_rng(2), float(np.mean([a - b for a, b in chances]))
+        held = {"adjusted": 0, "bootstrap": 0}
+        for _ in range(populations):
+            sites = [
+                rng.choice([1.0, -1.0, 0.0], size=n, p=[a, b, 1 - a - b])
+                for (a, b), n in zip(chances, rows, strict=True)
+            ]
+            low, high = bounds(mean_of_differences([own.tolist() for own in sites]))
+            held["adjusted"] += low <= truth <= high
+            draws = [own[rng.integers(0, len(own), (400, len(own)))].mean(1) for own in sites]
+            low, high = np.quantile(np.mean(draws, 0), [0.025, 0.975])
+            held["bootstrap"] += low <= truth <= high
+        shares = "".join(f"{100 * held[kind] / populations:16.1f} %" for kind in held)
+        print(f"{name:22}{rows!s:>22}{shares}", flush=True)
+
+
+AREAS = {
+    "10 ill, 30 well": ([(10, 30)] * 4, 1.81),
+    "20 ill, 20 well": ([(20, 20)] * 4, 1.19),
+    "10 ill, 30 well, better": ([(10, 30)] * 4, 2.66),
+    "15 ill, 15 well, best": ([(15, 15)] * 4, 3.29),
+}
+
+
+def of_areas(populations: int) -> None:
+    """Print the coverage of intervals of AUROC: scores of two classes are normal, some apart."""
+    print(f"AUROC, over rows: {populations} populations, nominal 95 %")
+    print(f"{'':26}{'AUROC':>8}   on the logit scale   percentiles")
+    for name, (rows, apart) in AREAS.items():
+        truth = NormalDist().cdf(apart / 2**0.5)
+        rng, held = np.random.default_rng(3), {"logit": 0, "percentiles": 0}
+        for _ in range(populations):
+            sites = {}
+            for client, (ill, well) in enumerate(rows):
+                y = np.repeat([1, 0], [ill, well])
+                score = rng.normal(size=len(y)) + apart * y
+                p, none = np.stack([-score, score], 1), np.zeros(len(y), dtype=int)
+                said = Predictions(none, none, y, none, none, p)
+                places = np.arange(len(y))
+                sites[client] = SiteRows(places, y, ((places, said),))
+            found = resampled(sites, "auroc")
+            assert found is not None
+            if (low := found.estimate.low) is not None and (high := found.estimate.high):
+                held["logit"] += low <= truth <= high
+            low, high = np.quantile(found.draws, [0.025, 0.975])
+            held["percentiles"] += low <= truth <= high
+        shares = "".join(f"{100 * held[kind] / populations:16.1f} %" for kind in held)
+        print(f"{name:26}{truth:8.3f}{shares}", flush=True)
+
+
 def rows_of(count: int, rng: np.random.Generator) -> tuple[Numbers, NDArray[np.int64]]:
     """Return rows of two overlapping classes."""
     y = rng.integers(0, 2, count)
@@ -129,6 +208,10 @@ def main() -> None:
     wanted = parser.parse_args()
     warnings.simplefilter("ignore")
     over_rows(wanted.populations)
+    print()
+    of_differences(wanted.populations)
+    print()
+    of_areas(wanted.populations // 4)
     print()
     of_method(wanted.data_sets, wanted.rows)
 

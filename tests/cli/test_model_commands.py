@@ -75,6 +75,39 @@ def predicted(run: Path, client: int) -> tuple[list[str], np.ndarray]:
     return [row["label"] for row in table], probabilities / probabilities.sum(1, keepdims=True)
 
 
+def test_predictions_have_the_ids_of_rows(tmp_path: Path) -> None:
+    """Ignored columns with another value in each row are ids; others say less than they fill."""
+    rng = np.random.default_rng(5)
+    frame = table_of(40, 2)
+    frame["patient"] = [f"P{i:03}" for i in rng.permutation(40)]
+    frame["label"] = [f"{i:.1f}" for i in rng.permutation(40)]  # a name that predictions use, too
+    frame["ward"] = "ICU"
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    frame[::-1].to_csv(tmp_path / "new.csv", index=False)
+    ignored = ["patient", "label", "ward"]
+    recipe = {
+        "data": {
+            "name": "table",
+            "path": str(tmp_path / "train.csv"),
+            "label": "state",
+            "ignore": ignored,
+        },
+        "partition": {"name": "iid"},
+        "clients": {"num_clients": 2},
+        "train": {"num_rounds": 1},
+        "engine": ENGINE,
+    }
+    fedgist.run(recipe, out=tmp_path / "run")
+    done = of("predict", tmp_path / "run", tmp_path / "new.csv", "--client", 0)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [*rows[0]][:4] == ["row", "patient", "table: label", "label"]
+    assert [row["patient"] for row in rows] == frame["patient"][::-1].tolist()
+    assert [row["table: label"] for row in rows] == frame["label"][::-1].tolist()
+    frame.drop(columns=ignored).to_csv(tmp_path / "bare.csv", index=False)
+    bare = of("predict", tmp_path / "run", tmp_path / "bare.csv", "--client", 0).stdout
+    assert bare.startswith("row,label,")
+
+
 @pytest.mark.slow
 def test_accuracy_is_said_where_there_are_labels(run: Path) -> None:
     labels, _ = predicted(run, 1)

@@ -58,7 +58,7 @@ def test_rank_metrics_of_any_scores_are_those_of_pairs(
 
 OBJECTIVES: dict[str, Any] = {
     "classes": Classes(3, tuple(MEASURES)),
-    "two classes": Classes(2, ("accuracy", "auroc", "calibration_error", "sensitivity")),
+    "two classes": Classes(2, ("accuracy", "auroc", "calibration_error", "average_precision")),
     "labels only": Classes(3, ("accuracy",)),
     "numbers": Regression(2),
     "labels": Multilabel(2),

@@ -56,7 +56,6 @@ def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
             "macro_f1": sklearn.metrics.f1_score(y, label, average="macro", zero_division=0),
             "auroc": float(np.mean(areas)) if areas else math.nan,
             "average_precision": mean_over_classes(average_precision, y, scores),
-            "sensitivity": mean_over_classes(sensitivity, y, scores),
             "brier": sklearn.metrics.brier_score_loss(y, scores, labels=range(CLASSES)),
             "calibration_error": calibration_error(y, scores),
             "loss": sklearn.metrics.log_loss(y, scores, labels=range(CLASSES)),
@@ -81,15 +80,6 @@ def average_precision(y: Any, score: Any) -> float | None:
         total += step * y[chosen].mean()
         recall += step
     return float(total)
-
-
-def sensitivity(y: Any, score: Any, specificity: float = 0.95) -> float | None:
-    """Try every threshold, above all scores too."""
-    if y.all() or not y.any():
-        return None
-    thresholds = [*score.tolist(), math.inf]
-    rates = [((score >= t)[y].mean(), (score < t)[~y].mean()) for t in thresholds]
-    return float(max(true for true, false in rates if false >= specificity - 1e-12))
 
 
 def calibration_error(y: Any, scores: Any) -> float:
@@ -167,9 +157,9 @@ def test_every_metric_says_its_unit_and_which_end_is_better() -> None:
     assert {m.unit for m in EVERY.metrics if m.name != "brier"} == {"fraction"}
 
 
-def binary(positive: int | None = None, specificity: float = 0.75) -> dict[str, float]:
+def binary(positive: int | None = None) -> dict[str, float]:
     """Return the metrics of eight rows of two classes; class 0 is the rare one."""
-    objective = Classes(2, tuple(CLASS_METRICS), 0.0, positive, specificity)
+    objective = Classes(2, tuple(CLASS_METRICS), 0.0, positive)
     p = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9])
     y = torch.tensor([0, 0, 1, 0, 1, 1, 0, 1])
     logits = torch.stack([1 - p, p], 1).log()
@@ -185,14 +175,5 @@ def test_two_classes_have_one_positive_class() -> None:
     expected = sklearn.metrics.average_precision_score(y, p)
     assert values["average_precision"] == pytest.approx(expected)
     assert values["brier"] == pytest.approx(sklearn.metrics.brier_score_loss(y, p))  # halved
-    # one of four negatives may be called positive: the threshold 0.6 keeps 0.8 above it
-    assert values["sensitivity"] == pytest.approx(3 / 4)
-    assert binary(specificity=0.76)["sensitivity"] == pytest.approx(1 / 4)
-    assert binary(specificity=0.0)["sensitivity"] == 1.0
     other = sklearn.metrics.average_precision_score(1 - y, 1 - p)
     assert binary(positive=0)["average_precision"] == pytest.approx(other)
-
-
-def test_the_title_says_the_specificity() -> None:
-    (described,) = Classes(2, ("sensitivity",), specificity=0.9).metrics
-    assert described.title == "Sensitivity at 90 % specificity"

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgist.core.objectives.metrics import LOSS, Metric
 from fedgist.core.objectives.target import Target
 from fedgist.data.lazy_rows import pieces_of
-from fedgist.data.sources.further_labels import image_names, read_labels
+from fedgist.data.sources.further_labels import image_names, read_labels, row_ids
 from fedgist.data.sources.image_folder import notes_on_files
 from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import encoded_texts, further_texts
@@ -59,11 +59,25 @@ def predict(
     else:
         files = None if world.data.text else image_names(data)
         lines = prediction_lines(target, answers, names, files)
+        lines = _with_ids(lines, data, world)
         if isinstance(examples, Tensor) and model.data.columns:
             lines = _with_unusual(lines, model.data.columns, examples)
         _write(lines, out)
     if target != "words":
         _say_score(data, world, model, examples)
+
+
+def _with_ids(lines: Sequence[Sequence[str]], data: Path, world: World) -> list[list[str]]:
+    """Return the lines with the columns of the table that tell its rows apart, such as ids."""
+    options = world.server.setup.recipe.data.options
+    columns = [*(options.get("ignore") or ()), *filter(None, [options.get("group")])]
+    header, *rest = map(list, lines)
+    ids = row_ids(data, world.data, list(dict.fromkeys(columns)))
+    for place, (name, cells) in enumerate(ids.items(), 1):
+        header.insert(place, f"table: {name}" if name in header else name)
+        for line, cell in zip(rest, cells, strict=True):
+            line.insert(place, cell)
+    return [header, *rest]
 
 
 def _check_file(target: Target, out: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class Separate:
     tuned_only: bool = False
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """What an engine computes of a score, in its workers or on a cluster."""
 

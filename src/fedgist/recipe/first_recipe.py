@@ -13,6 +13,7 @@ from fedgist.errors import listed
 
 SMALL_SITE = 30  # test rows of a client, below which folds are proposed
 WIDE = 90  # characters of a line
+TWO = 2
 
 
 def first_recipe(look: TableLook, *, private: bool = False) -> str:
@@ -110,6 +111,8 @@ def _data(look: TableLook, *, private: bool) -> Iterator[str]:
         yield f"group = {_text(look.group)}  # its rows are all tested, or all trained on"
     yield from _columns(look, private=private)
     yield "test_fraction = 0.2  # of the rows of each client and class"
+    if len(look.classes) == TWO and not private:
+        yield "validation = 0.2  # of each client's training rows: thresholds are chosen on them"
     few = [name for name, count in look.clients if 0.2 * count < SMALL_SITE]
     if few or not look.clients:
         yield from _comment(
@@ -158,15 +161,21 @@ def _partition(look: TableLook) -> Iterator[str]:
 
 
 def _objective(look: TableLook) -> Iterator[str]:
-    if not look.classes:
-        yield from ("[objective]", 'name = "regression"', "")
-    elif look.rarest < RARE:
+    two, rare = len(look.classes) == TWO, look.rarest < RARE
+    if not look.classes or two or rare:
         yield "[objective]"
+    if not look.classes:
+        yield 'name = "regression"'
+    if two:
+        rarer = min(look.classes, key=lambda item: item[1])[0]
+        yield f"positive = {_text(rarer)}  # what is looked for: here the rarer class"
+    if rare:
         yield from _comment(
             f"the rarest class has {100 * look.rarest:.0f} % of the rows: whoever always says the "
             "other is often right, so accuracy is not the first metric"
         )
         yield 'metrics = ["balanced_accuracy", "auroc", "accuracy", "macro_f1"]'
+    if not look.classes or two or rare:
         yield ""
 
 

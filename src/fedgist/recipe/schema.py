@@ -280,6 +280,17 @@ class EvaluateSection(_Section):
     """Stop after this many rounds without a better validation score. 0 disables early stopping."""
     sets: dict[str, TestSet] = {}
     """Further test sets of the server's models, by name: ``eval/global/MODEL/NAME/...``."""
+    save_predictions: Annotated[Literal["auto"] | bool, _role("record")] = "auto"
+    """Whether each client's predictions of its own test and validation rows are saved at the end.
+
+    Tables over rows need them: differences between methods by row, intervals of AUROC, thresholds
+    and calibration. ``auto``: of classes, with natural clients, and without privacy.
+    """
+    specificity: Annotated[float, Field(ge=0.0, le=1.0), _role("record")] = 0.95
+    """The least specificity of a threshold for two classes, on a client's validation rows.
+
+    Tables show the sensitivity and specificity that this threshold has on its test rows.
+    """
     save_features: Annotated[int, Field(ge=0), _role("record")] = 0
     """Number of test rows per client whose features are saved at the end, for pictures."""
     save_features_at: Annotated[tuple[PositiveInt, ...], _role("record")] = ()

@@ -32,6 +32,7 @@ class OpenSection(BaseModel):
 
 
 GIVEN = "given"  # recorded as the name of what was given as an object, in Python
+KEPT = ("natural", GIVEN)  # partitions that do not depend on the seed
 
 
 def registered_name(

@@ -26,7 +26,7 @@ from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.recipe.reading import Recipe, defaults, flat
 from fedgist.runs.files.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.files.digests import of_all_rows, of_arrays, of_text
-from fedgist.runs.files.record import FEATURES, features_in
+from fedgist.runs.files.record import FEATURES, saved_arrays_in
 from fedgist.runs.files.seals import MENDING, of_file, seal_of
 from fedgist.runs.round import context, start_server
 from fedgist.runs.versions import Computed
@@ -184,7 +184,7 @@ def check_features(folder: Path, saved: Checkpoint | None) -> None:
                 f"{folder / name} does not match the checkpoint: it was changed, or is missing; "
                 + MENDING
             )
-    for name in features_in(folder):
+    for name in saved_arrays_in(folder):
         if name not in sealed:
             (folder / name).unlink()
 

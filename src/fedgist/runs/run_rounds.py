@@ -38,8 +38,8 @@ from fedgist.runs.files.record import (
     STATE,
     Line,
     Record,
-    features_in,
     read_lines,
+    saved_arrays_in,
     summary,
     to_json,
     totals,
@@ -87,7 +87,7 @@ def run_server(
     *,
     state: Tree = None,
     probe: Callable[[ServerRun], tuple[Line, list[Line]]] | None = None,
-    save_features: Callable[[ServerRun, int | None], None] = lambda _, __: None,
+    save_arrays: Callable[[ServerRun, int | None], None] = lambda _, __: None,
     stop: threading.Event | None = None,
 ) -> tuple[ServerRun, Record, dict[str, Any]]:
     """Do the remaining rounds; return the federation, its record, and the run's result.
@@ -98,7 +98,7 @@ def run_server(
         The server's state before round 1. If None, it is made here.
     probe
         Trains probes on the features of models, if the recipe asks for it.
-    save_features
+    save_arrays
         Called after each round with its number, and with None before the result is written.
     stop
         Set at the first Ctrl-C, SIGTERM or SIGHUP. Others may set it, too, to stop the run.
@@ -118,10 +118,10 @@ def run_server(
         notes = [*place.notes, *start_notes(side), *costs]
         _show_notes(observer, notes)
         switch = stop or threading.Event()
-        _do_rounds(server_run, record, observer, binding, save_features, switch)
+        _do_rounds(server_run, record, observer, binding, save_arrays, switch)
         if server_run.best is not None:
             server_run.restore(server_run.best)
-        save_features(server_run, None)
+        save_arrays(server_run, None)
         notes += _end_notes(server_run, record, observer)
         end = _result_of(side, record, notes, binding, time.perf_counter() - began)
         record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
@@ -237,7 +237,7 @@ def _seal_again(folder: Path, record: Record, saved: Checkpoint, binding: Bindin
 def _files(folder: Path, record: Record) -> dict[str, str]:
     """Return the digests of the run's files, except the files of lines."""
     beside = [name for name in (PARTICIPANTS,) if (folder / name).exists()]
-    return {**record.files, **of_files(folder, [*features_in(folder), *beside])}
+    return {**record.files, **of_files(folder, [*saved_arrays_in(folder), *beside])}
 
 
 def _do_rounds(
@@ -245,7 +245,7 @@ def _do_rounds(
     record: Record,
     observer: Observer,
     binding: Binding,
-    save_features: Callable[[ServerRun, int | None], None],
+    save_arrays: Callable[[ServerRun, int | None], None],
     stop: threading.Event,
 ) -> None:
     """Do the rounds; raise Stopped after a signal, or an exception that the observer raised."""
@@ -255,7 +255,7 @@ def _do_rounds(
         observer.note(STOPPING)
 
     with stoppable(signaled):
-        rounds = _Rounds(server_run, record, observer, binding, save_features, stop.is_set)
+        rounds = _Rounds(server_run, record, observer, binding, save_arrays, stop.is_set)
         whole = rounds.do_all()
     if rounds.problems:
         raise rounds.problems[0]
@@ -274,7 +274,7 @@ class _Rounds:
     record: Record
     observer: Observer
     binding: Binding
-    save_features: Callable[[ServerRun, int | None], None]
+    save_arrays: Callable[[ServerRun, int | None], None]
     asked_to_stop: Callable[[], bool]
     problems: list[Exception] = field(default_factory=list)
     saved: float = field(default_factory=time.monotonic)
@@ -313,7 +313,7 @@ class _Rounds:
         self.record.add(self.binding.with_events(line), named, server_run.edges)
         if not before:
             _show_notes(self.observer, divergence_notes([line]))
-        self.save_features(server_run, server_run.round)
+        self.save_arrays(server_run, server_run.round)
         if selection and selection.keeps and selection.best(self.record.rounds) is line:
             server_run.keep_this_round()
         try:

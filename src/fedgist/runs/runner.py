@@ -26,8 +26,9 @@ from fedgist.runs.files.record import (
     to_json,
 )
 from fedgist.runs.files.run_directory import check_entry, clear, locked, naming_folder
-from fedgist.runs.finished import saved_features
+from fedgist.runs.finished import saved_features, saved_predictions
 from fedgist.runs.finished.probes import probe_of
+from fedgist.runs.finished.saved_predictions import saves_predictions
 from fedgist.runs.last_download import load_downloads
 from fedgist.runs.prepare import prepare_run
 from fedgist.runs.resuming import ALL_BYTES, TEST_SETS, check_binding, is_sampled, of_world
@@ -160,13 +161,15 @@ def _run(
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
     inputs = of_world(world, whole=full_digest) if place.folder else {}
     files = {PARTITION: to_json(_split_of(world)) + "\n"}
-    settings = setup.recipe.evaluate
+    settings, predicts = setup.recipe.evaluate, saves_predictions(world, engine)
 
-    def save_features(server_run: ServerRun, number: int | None) -> None:
+    def save_arrays(server_run: ServerRun, number: int | None) -> None:
         if not place.folder:
             return
         if number is None and settings.save_features:
             saved_features.save(server_run, world, place.folder / FEATURES)
+        if number is None and predicts:
+            saved_predictions.save(server_run, world, place.folder)
         if number in settings.save_features_at:
             saved_features.save(server_run, world, place.folder / features_of(server_run.round))
 
@@ -177,7 +180,7 @@ def _run(
         observer,
         state=state,
         probe=probe_of(world, engine),
-        save_features=save_features,
+        save_arrays=save_arrays,
     )
     return Outcome(record.rounds, record.clients, end, place.folder, server_run, world)
 

@@ -14,7 +14,7 @@ from fedgist.core import random
 from fedgist.core.batch import fake_rows
 from fedgist.core.method import Method
 from fedgist.core.nets.net import Architecture
-from fedgist.core.objectives.class_metrics import READ_BY
+from fedgist.core.objectives.class_metrics import BINARY
 from fedgist.core.objectives.metrics import OBJECTIVES
 from fedgist.core.objectives.objective import Objective
 from fedgist.core.objectives.own_metric import OwnMetric
@@ -83,14 +83,14 @@ def _own(setup: Setup, data: DataFacts) -> Objective:
 def _options(recipe: Recipe, data: DataFacts) -> dict[str, object]:
     """Return the options of the objective, with a positive class by its number."""
     options = dict(recipe.objective.options)
-    for option, metrics in READ_BY.items():
-        if option in options and not set(metrics) & set(recipe.objective.metrics):
-            raise RecipeError(
-                f"objective.{option} = {shown(options[option])}: only the metrics "
-                f"{' and '.join(metrics)} read it"
-            )
     if "positive" in options:
-        options["positive"] = _class_number(options["positive"], data)
+        positive, metrics = options["positive"], recipe.objective.metrics
+        if data.num_classes != BINARY and "average_precision" not in metrics:
+            raise RecipeError(
+                f"objective.positive = {shown(positive)}: with {data.num_classes} classes only the "
+                "metric average_precision reads it"
+            )
+        options["positive"] = _class_number(positive, data)
     return options
 
 

@@ -5,26 +5,18 @@ Every client is scored by its own rows. A metric that is not defined for a clien
 
 from __future__ import annotations
 
-import importlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
-from typing import TypeAlias
+from types import MappingProxyType
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedgist.core.objectives.rank_metrics import mean_precision, roc_area
 from fedgist.core.tree import tree
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
-Floats: TypeAlias = npt.NDArray[np.float32]
 BINS = 15  # of the confidence, in the calibration error (Guo et al. 2017)
 BINARY = 2
-ROUNDING = 1e-9  # 1 - 0.95 is not exactly 0.05
 
 
 @tree
@@ -44,8 +36,8 @@ class ClassPredictions:
 class LabelledPredictions:
     """Predictions of K clients with their labels ``y`` and ``mask``, each (K, rows).
 
-    ``positive`` is the class that :func:`average_precision` and :func:`sensitivity` are about, and
-    None for all classes in turn. ``specificity`` is the least one for :func:`sensitivity`.
+    ``positive`` is the class that :func:`average_precision` is about, and None for all classes in
+    turn.
     """
 
     predictions: ClassPredictions
@@ -53,7 +45,6 @@ class LabelledPredictions:
     mask: Tensor
     num_classes: int
     positive: int | None = None
-    specificity: float = 0.95
 
     def counts(self) -> Tensor:
         """Return the confusion matrices: (K, true class, predicted class)."""
@@ -62,11 +53,6 @@ class LabelledPredictions:
         cell = (client * classes + self.y) * classes + self.predictions.label
         counts = torch.bincount(cell[self.mask], minlength=clients * classes * classes)
         return counts.view(clients, classes, classes)
-
-    def clients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each client's probabilities (rows, classes) and labels (rows,), on the CPU."""
-        for scores, y, mask in zip(self.predictions.scores, self.y, self.mask, strict=True):
-            yield scores[mask].cpu(), y[mask].cpu()
 
     def positives(self) -> Sequence[int]:
         """Return the classes that are told from the rest: of two classes the second one."""
@@ -120,38 +106,6 @@ def _each_against_the_rest(p: LabelledPredictions) -> tuple[Tensor, Tensor, Tens
     return scores, (p.y.unsqueeze(1) == classes) & present, present
 
 
-def sensitivity(p: LabelledPredictions) -> Tensor:
-    """Return the largest sensitivity for the positive class at the least specificity: (K,).
-
-    It is the largest true positive rate among the thresholds whose true negative rate is at least
-    ``specificity``. Without a positive class it is the mean over classes. A class that a client has
-    no rows of, or only rows of, is left out; NaN if none is left.
-    """
-    roc_curve = _scikit_learn().roc_curve
-
-    def of_class(y: Bools, score: Floats) -> float:
-        if y.all() or not y.any():
-            return math.nan
-        false_rates, true_rates, _ = roc_curve(y, score, drop_intermediate=False)
-        allowed = 1.0 - p.specificity + ROUNDING
-        return float(true_rates[false_rates <= allowed].max())
-
-    return _over_positives(p, of_class)
-
-
-def _over_positives(p: LabelledPredictions, of_class: Callable[[Bools, Floats], float]) -> Tensor:
-    """Return the mean of a score over the positive classes where it is defined: (K,)."""
-    values = [
-        [of_class((y == c).numpy(), scores[:, c].numpy()) for c in p.positives()]
-        for scores, y in p.clients()
-    ]
-    return torch.tensor(values, dtype=torch.float64).nanmean(1)
-
-
-def _scikit_learn() -> ModuleType:
-    return importlib.import_module("sklearn.metrics")  # at its first use: it takes a second
-
-
 def brier(p: LabelledPredictions) -> Tensor:
     """Return the mean squared error of the probabilities, (K,) (Brier 1950).
 
@@ -187,14 +141,9 @@ MEASURES: Mapping[str, Callable[[LabelledPredictions], Tensor]] = MappingProxyTy
         "macro_f1": macro_f1,
         "auroc": auroc,
         "average_precision": average_precision,
-        "sensitivity": sensitivity,
         "brier": brier,
         "calibration_error": calibration_error,
     }
 )
 #: Metrics that need the predicted classes only, not their probabilities.
 OF_LABELS = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
-#: The options that a metric reads, by the option.
-READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"positive": ("average_precision", "sensitivity"), "specificity": ("sensitivity",)}
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedgist.core import losses
 from fedgist.core.batch import Batch
-from fedgist.core.bounds import Share, check_bounds
+from fedgist.core.bounds import check_bounds
 from fedgist.core.objectives.class_metrics import (
     MEASURES,
     OF_LABELS,
@@ -34,12 +34,11 @@ class Classes:
     chosen: tuple[str | OwnMetric, ...] = tuple(COMMON_METRICS)
     smoothing: float = 0.0
     positive: int | str | None = None
-    """The class that average precision and sensitivity are about, by its name or number.
+    """The positive class of average precision, and of thresholds and curves for two classes.
 
-    The default is the second of two classes, and the mean over all classes if there are more.
+    It is stated by its name or number. The default is the second of two classes, and the mean over
+    all classes if there are more.
     """
-    specificity: Share = 0.95
-    """The least specificity at which the metric ``sensitivity`` is measured."""
     name: str = "classes"
 
     target: ClassVar[Target] = "class"
@@ -69,9 +68,6 @@ class Classes:
     def _described(self, chosen: str | OwnMetric) -> Metric:
         if isinstance(chosen, OwnMetric):
             return chosen.describes
-        if chosen == "sensitivity":
-            title = f"Sensitivity at {100 * self.specificity:g} % specificity"
-            return replace(CLASS_METRICS[chosen], title=title)
         return CLASS_METRICS[chosen]
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -116,6 +112,4 @@ class Classes:
         self, predictions: ClassPredictions, y: Tensor, mask: Tensor
     ) -> LabelledPredictions:
         positive = self.positive if isinstance(self.positive, int) else None
-        return LabelledPredictions(
-            predictions, y, mask, self.num_classes, positive, self.specificity
-        )
+        return LabelledPredictions(predictions, y, mask, self.num_classes, positive)

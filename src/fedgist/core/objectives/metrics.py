@@ -91,7 +91,6 @@ CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         **COMMON_METRICS,
         "average_precision": share("average_precision", "Average precision"),
-        "sensitivity": share("sensitivity", "Sensitivity"),
         "brier": Metric("brier", "Brier score", "", "lower", least=0.0, most=2.0),
         "calibration_error": Metric(
             "calibration_error", "Calibration error", "fraction", "lower", least=0.0, most=1.0

@@ -1,4 +1,4 @@
-"""Read labels and file names of new examples, if a file or folder has any."""
+"""Read labels, ids and file names of new examples, if a file or folder has any."""
 
 from __future__ import annotations
 
@@ -59,6 +59,19 @@ def read_labels(
     every = y.new_full((len(absent), *y.shape[1:]), -1 if data.target == "class" else torch.nan)
     every[torch.from_numpy(~absent)] = y
     return every
+
+
+def row_ids(path: str | Path, data: Dataset, columns: Sequence[str]) -> dict[str, list[str]]:
+    """Return those ``columns`` of a table, by name, that have another value in each row.
+
+    Other files, and tables without such a column, have none.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir() or data.text or not is_table(place):
+        return {}
+    table = load_table(existing(place), data.form)
+    cells = {name: texts(table, name) for name in columns if name in table.frame.columns}
+    return {name: c.tolist() for name, c in cells.items() if len(np.unique(c)) == len(c)}
 
 
 def _of_texts(place: Path, data: Dataset, columns: Sequence[str], text: str) -> Tensor | None:

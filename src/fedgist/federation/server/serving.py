@@ -267,7 +267,7 @@ def _do_rounds(run: _Run, place: Place, observer: Observer) -> None:
             run.engine,
             place,
             observer,
-            save_features=run.keep_participants,
+            save_arrays=run.keep_participants,
             stop=run.engine.stop,
         )
         run.server.end("the run has ended")

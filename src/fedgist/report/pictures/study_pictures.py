@@ -39,13 +39,14 @@ from fedgist.report.pictures.plot_elements import (
     tick_names,
     whole_ticks,
 )
+from fedgist.report.pictures.probability_pictures import of_probabilities
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
 from fedgist.report.tables.client_scores import scores_of
 from fedgist.report.tables.client_tables import LOCAL, gains, measure_of, without_scores
 from fedgist.report.tables.comparison import Row, Study, common_metric
 from fedgist.report.tables.mean_counts import sentence
 from fedgist.runs.files.columns import DOWN_BYTES, EPSILON, UP_BYTES, over_clients
-from fedgist.runs.files.record import CLIENTS, FEATURES
+from fedgist.runs.files.record import CLIENTS, FEATURES, PREDICTIONS
 from fedgist.runs.finished.finished_run import FinishedRun
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def pictures(study: Study) -> list[Picture]:
             _over_clients(study),
             _gains(study),
             *of_confusions(study),
+            *of_probabilities(study),
             *_partitions(study),
             _traffic(study),
             _privacy(study),
@@ -303,9 +305,15 @@ def unreadable(study: Study) -> list[str]:
     clients = [run.folder / CLIENTS for run in empty if run.done and run.folder.is_dir()]
     there = [run.folder for run in firsts if (run.folder / FEATURES).exists()]
     features = [folder / FEATURES for folder in there if saved(folder) is None]
+    predictions = [
+        path
+        for run in runs
+        if run.predictions is None and (path := run.folder / PREDICTIONS).exists()
+    ]
     return [
         *(problem for run in firsts for problem in run.split_problems),
         *(problem for run in runs for problem in run.clients.problems),
         *(f"{path} is missing, or has no line that can be used" for path in clients),
         *(f"{path} cannot be used" for path in features),
+        *(f"{path} cannot be used" for path in predictions),
     ]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedgist.recipe.section import GIVEN
+from fedgist.recipe.section import KEPT
 from fedgist.report.tables.stats import Estimate, mean_of_sites, wilson
 from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
@@ -16,7 +16,6 @@ FEW_ROWS = 30  # of a client, below which the mean over clients has no interval 
 COUNTED = "accuracy"  # the metric that is a share of right rows
 OF_CLASSES = ("classes", "text_classes")  # the objectives whose accuracy is one of rows
 A_POINT = 0.01
-KEPT = ("natural", GIVEN)  # partitions that do not depend on the seed
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fedgist.report.tables.client_scores import FEW_ROWS, over_rows
 from fedgist.report.tables.comparison import MARKS, Paper, Row, Study, Target, against
 from fedgist.report.tables.estimate_texts import interval, shower
 from fedgist.report.tables.mean_counts import marked, marked_runs, sentence
+from fedgist.report.tables.row_tables import row_sheets
 from fedgist.report.tables.run_tables import epsilon_text, simulated
 from fedgist.report.tables.stats import Comparison, Estimate
 from fedgist.runs.files.columns import over_clients, spread_of
@@ -54,6 +55,7 @@ def sheets(study: Study) -> list[Sheet]:
         _results(study),
         _over_rows(study),
         _differences(study),
+        *row_sheets(study),
         _communication(study),
         _to_target(study),
     ]

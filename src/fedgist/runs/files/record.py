@@ -30,7 +30,8 @@ from fedgist.runs.files.file_checks import (
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
 EDGES = "edges.jsonl"
 PARTITION, METRICS_FILE = "partition.json", "metrics.json"
-FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensors"
+FEATURES, PREDICTIONS = "features.safetensors", "predictions.safetensors"
+STATE = Path("checkpoint") / "state.safetensors"
 RELEASES = Path("checkpoint/releases.safetensors")  # of a private run with noise of the system
 LINES = (ROUNDS, CLIENTS, EDGES)
 MOST_PROBLEMS = 5  # number of unusable lines of a file that are named
@@ -243,9 +244,10 @@ def features_of(number: int | str) -> str:
     return FEATURES.replace(".", f"-{number}.")
 
 
-def features_in(folder: Path) -> list[str]:
-    """Return the names of the files of saved features in a folder."""
-    return sorted(p.name for pattern in (FEATURES, features_of("*")) for p in folder.glob(pattern))
+def saved_arrays_in(folder: Path) -> list[str]:
+    """Return the names of the files of saved features and predictions in a folder."""
+    patterns = (FEATURES, features_of("*"), PREDICTIONS)
+    return sorted(path.name for pattern in patterns for path in folder.glob(pattern))
 
 
 def totals(rounds: Iterable[Line]) -> dict[str, int]:

@@ -20,8 +20,8 @@ from fedgist.runs.files.record import (
     RESULT,
     ROUNDS,
     STATE,
-    features_in,
     read_lines,
+    saved_arrays_in,
 )
 
 OF_A_RUN = (
@@ -145,7 +145,7 @@ def _missing_file(error: BaseException | None) -> Path | None:
 
 def clear(folder: Path) -> None:
     """Remove the files of an earlier run."""
-    for name in (*OF_A_RUN, *features_in(folder)):
+    for name in (*OF_A_RUN, *saved_arrays_in(folder)):
         (folder / name).unlink(missing_ok=True)
     remove_parts(folder / STATE.parent)
 

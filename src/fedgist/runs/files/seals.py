@@ -25,12 +25,12 @@ from fedgist.runs.files.record import (
     RESULT,
     STATE,
     damage,
-    features_in,
     features_of,
     is_round,
     lines_up_to,
     read_bytes_or_empty,
     read_result,
+    saved_arrays_in,
 )
 from fedgist.runs.files.run_directory import is_held
 
@@ -65,7 +65,7 @@ def of_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
 def files_in(folder: Path) -> list[str]:
     """Return the names of a run's files that a seal covers whole: all except files of lines."""
     single = [name for name in (RECIPE, METRICS_FILE, PARTITION) if (folder / name).exists()]
-    return [*single, *features_in(folder)]
+    return [*single, *saved_arrays_in(folder)]
 
 
 def header_of(folder: Path) -> dict[str, object]:

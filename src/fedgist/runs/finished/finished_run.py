@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.objectives.metrics import Metric
+from fedgist.errors import DataError
 from fedgist.runs.files.columns import (
     ends_lost,
     is_of_server,
@@ -23,6 +24,7 @@ from fedgist.runs.files.columns import (
     read_described,
 )
 from fedgist.runs.files.file_checks import fault_of_split
+from fedgist.runs.files.prediction_file import Predictions, read_predictions
 from fedgist.runs.files.record import (
     CLIENTS,
     PARTITION,
@@ -90,6 +92,14 @@ class FinishedRun:
     def clients(self) -> Lines:
         """Lines for each client and evaluation, read at first use because the file may be long."""
         return read_usable_lines(self.folder / CLIENTS)
+
+    @functools.cached_property
+    def predictions(self) -> Predictions | None:
+        """Predictions of the clients' own rows, or None if there are none that can be used."""
+        try:
+            return read_predictions(self.folder)
+        except DataError:
+            return None
 
     @property
     def public_noise(self) -> int | None:
