@@ -53,10 +53,19 @@ class FedgistError(Exception):
 
 
 class InputError(FedgistError, ValueError):
-    """An argument, a recipe or a file cannot be used; the message is one line of printable text."""
+    """An argument, a recipe or a file cannot be used.
 
-    def __init__(self, message: str, kind: RefusalKind | None = None, key: str = "") -> None:
-        super().__init__(printable(message))
+    The message is one line of printable text, and a further line for each of ``items``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: RefusalKind | None = None,
+        key: str = "",
+        items: Iterable[str] = (),
+    ) -> None:
+        super().__init__("\n- ".join(map(printable, (message, *items))))
         self.kind, self.key = kind or self.kind, key
 
 

@@ -86,6 +86,56 @@ def test_texts_that_are_no_categories(tmp_path: Path, cell: str, says: str) -> N
     assert read(tmp_path, text, columns=stated).x.shape == (40, 29)
 
 
+PROBLEMS = {  # a column's cells, and what its problem is
+    "name": ("person {}", "'name' holds 40 different texts, more than 20"),
+    "day": ("2021-03-{}", "'day' holds dates"),
+    "share": ("{} %", "'share' holds percentages"),
+    "height": ("", "'height' holds no number in row 3 below the header: ''; data.missing = 'mean'"),
+    "weight": ("heavy", "'weight' are numbers; row 3 below the header holds 'heavy'"),
+}
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(wrong=st.sets(st.sampled_from([*PROBLEMS, "label", "client"])))
+def test_all_problems_of_a_table_are_named_at_once(tmp_path: Path, wrong: set[str]) -> None:
+    """What is wrong with the labels, the clients and each column is in one error."""
+    columns: dict[str, list[Any]] = {
+        "site": ["a", "b"] * 20,
+        "y": ["ill", "well"] * 20,
+        "age": [*range(40)],
+    }
+    for name, (cell, _) in PROBLEMS.items():
+        cells: list[Any] = [row + 0.5 for row in range(40)]
+        if name in {"height", "weight"} and name in wrong:
+            cells[2] = cell
+        elif name in wrong:
+            cells = [cell.format(1 + row) for row in range(40)]
+        columns[name] = cells
+    for column, name in (("y", "label"), ("site", "client")):
+        if name in wrong:
+            columns[column] = ["", *columns[column][1:]]
+    path = tmp_path / "t.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
+    options: dict[str, Any] = {"path": path, "label": "y", "client": "site", "test_fraction": 0}
+    if not wrong:
+        load_data("table", **options)
+        return
+    with pytest.raises(DataError) as found:
+        load_data("table", **options)
+    said = str(found.value)
+    assert said.startswith("t.csv: ")
+    roles = {
+        "label": "the label column 'y' is empty",
+        "client": "the client column 'site' is empty",
+    }
+    for name in wrong:
+        assert roles.get(name, PROBLEMS.get(name, ("", ""))[1]) in said
+    lines = said.splitlines()
+    assert len(lines) == (1 if len(wrong) == 1 else len(wrong) + 1)
+    if len(wrong) > 1:
+        assert lines[0] == f"t.csv: {len(wrong)} problems:"
+
+
 def test_ignore_and_tabs(tmp_path: Path) -> None:
     path = write(tmp_path, "a\tb\ty\n1\tx\t1\n2\tz\t2\n", "table.tsv")
     data = load_data("table", path=path, label="y", ignore=["b"], test_fraction=0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -131,24 +133,29 @@ def table(
     """
     form = TableForm.of(sep, missing_signs or ())
     target, missing = options.get("target", "class"), options.get("missing", "refuse")
-    labels = label_columns(label, target)
-    whole, train, held = _Reading(form, labels, client, group, options).parts(path, test)
-    beside = annotations or []
-    marks = (client, group, str(test) if str(test) in whole.frame.columns else None)
+    labels, beside = label_columns(label, target), annotations or []
+    reading = _Reading(form, labels, client, group, options)
+    loaded = load_table(existing(path), form)
+    marks = (client, group, str(test) if str(test) in loaded.frame.columns else None)
     aside = [*labels, *(name for name in marks if name), *beside]
-    expect(whole, [*aside, *(ignore or [])])
+    expect(loaded, [*aside, *(ignore or [])])
     gaps: _Gaps = missing if unlisted == "refuse" else "any"
-    used, of_columns = _feature_columns(train, aside, ignore, columns, kinds or {})
+    inputs = _inputs_of(loaded, aside, ignore, columns, kinds or {})
+    about = reading, [] if columns else inputs, kinds or {}, gaps
+    with _naming_all_problems(loaded, *about):
+        whole, train, held = reading.parts(loaded, test)
     numbered = is_number(whole, labels[0])
-    _room(whole.name, len(train.frame) + len(held.frame), used)
-    train_rows, test_rows = (
-        Split(
-            encode(part, used, missing=gaps),
-            labels_of(part, labels, target, numbered=numbered),
-            _clients(part, client),
+    with _naming_all_problems(train, *about):
+        used, of_columns = _feature_columns(train, inputs, aside, columns, kinds or {})
+        _room(whole.name, len(train.frame) + len(held.frame), used)
+        train_rows, test_rows = (
+            Split(
+                encode(part, used, missing=gaps),
+                labels_of(part, labels, target, numbered=numbered),
+                _clients(part, client),
+            )
+            for part in (train, held)
         )
-        for part in (train, held)
-    )
     names = labels if target in NUMERIC else options.get("classes", ())
     data = dataset(
         train.name,
@@ -186,10 +193,10 @@ class _Reading:
         return self.options.get("target", "class")
 
     def parts(
-        self, path: str | Path, test: str | Path | None
+        self, loaded: TableFrame, test: str | Path | None
     ) -> tuple[TableFrame, TableFrame, TableFrame]:
-        """Return the rows of a file that are used, and its training rows and test rows."""
-        whole = self.usable(load_table(existing(path), self.form))
+        """Return the rows of a table that are used, and its training rows and test rows."""
+        whole = self.usable(loaded)
         mask = _test_rows(whole, self, test)
         if test is None or str(test) in whole.frame.columns:
             return whole, whole.take(~mask), whole.take(mask)
@@ -279,40 +286,80 @@ def _test_rows(whole: TableFrame, reading: _Reading, test: str | Path | None) ->
     return np.zeros(len(whole.frame), dtype=bool)
 
 
-def _feature_columns(
-    train: TableFrame,
-    aside: list[str],
+@contextlib.contextmanager
+def _naming_all_problems(
+    rows: TableFrame,
+    reading: _Reading,
+    inputs: Sequence[str],
+    kinds: Mapping[str, str],
+    gaps: _Gaps,
+) -> Iterator[None]:
+    """If a cell is not what it should be, name the problems of all columns, not only the first."""
+
+    def check_column(name: str) -> None:
+        if isinstance(kind_of(rows, name, kinds.get(name)), Numbers):
+            _finite(rows, name, gaps)
+
+    try:
+        yield
+    except OwnTestRowsError:
+        raise
+    except DataError as error:
+        problems, place = [str(error)], f"{rows.name}: "
+        checks: list[Callable[[], object]] = [
+            partial(reading.usable, rows),
+            partial(_clients, rows, reading.client),
+            *(partial(check_column, name) for name in inputs),
+        ]
+        for check in checks:
+            try:
+                check()
+            except DataError as other:
+                problems.append(str(other))
+        each = [problem.removeprefix(place) for problem in dict.fromkeys(problems)]
+        if len(each) == 1:
+            raise
+        raise DataError(f"{place}{len(each)} problems:", items=each) from error
+
+
+def _inputs_of(
+    rows: TableFrame,
+    aside: Sequence[str],
     ignore: list[str] | None,
     stated: dict[str, str | list[str]] | None,
-    kinds: dict[str, str],
-) -> tuple[list[Column], list[str]]:
-    """Return the input columns, the stated ones or all that are not aside or ignored; and notes."""
+    kinds: Mapping[str, str],
+) -> list[str]:
+    """Return the names of the input columns: the stated ones, or all not aside or ignored."""
     if stated is not None and (ignore is not None or kinds):
         raise DataError("columns says which are used: leave out ignore and kinds")
     if stated:
-        return [_stated(name, kind, aside) for name, kind in stated.items()], []
+        return [*stated]
     unused = {*aside, *(ignore or [])}
-    names = [name for name in train.frame.columns if name not in unused]
+    names = [name for name in rows.frame.columns if name not in unused]
     if not names or stated is not None:
-        raise DataError(f"{train.name} has no column besides the label")
+        raise DataError(f"{rows.name} has no column besides the label")
     for name, kind in kinds.items():
         if name not in names:
             raise DataError(f"kinds names {name!r}; the columns of inputs are {listed(names)}")
         one_of(kind, KINDS, f"kinds.{name}")
-    columns, problems = [], []
-    for name in names:
-        try:
-            columns.append(column_of(train, name, kinds.get(name)))
-        except DataError as error:
-            problems.append((name, error))
-    if problems:
-        others = [repr(name) for name, _ in problems[1:]]
-        more = f"; further columns that cannot be used as they are: {listed(others)}"
-        raise DataError(f"{problems[0][1]}{more if others else ''}") from problems[0][1]
+    return names
+
+
+def _feature_columns(
+    train: TableFrame,
+    inputs: Sequence[str],
+    aside: Sequence[str],
+    stated: dict[str, str | list[str]] | None,
+    kinds: Mapping[str, str],
+) -> tuple[list[Column], list[str]]:
+    """Return the input columns with their encodings, and notes."""
+    if stated:
+        return [_stated(name, kind, aside) for name, kind in stated.items()], []
+    columns = [column_of(train, name, kinds.get(name)) for name in inputs]
     return [column for column, _ in columns], [note for _, note in columns if note]
 
 
-def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
+def _stated(name: str, kind: str | list[str], aside: Sequence[str]) -> Column:
     if name in aside:
         raise DataError(
             f"columns names {name!r}, which is the label, the client or the test column"
