@@ -201,7 +201,8 @@ def trained(file: RealFile, folder: Path, method: str, settings: Sequence[str]) 
     changes = [word for s in (f"method.name={method}", *settings) for word in ("--set", s)]
     done = fedgist(folder, "run", "recipe.toml", "--quiet", "--overwrite", "--out", out, *changes)
     if done.returncode:
-        return "-", done.stderr.strip().splitlines()[-1]
+        _, mark, error = done.stderr.partition("error: ")
+        return "-", (mark + error).strip().replace("\n- ", "; ").replace(":;", ":")
     result = json.loads((folder / out / "result.json").read_text("utf-8"))
     score = SCORES[file.task]
     final = result[f"eval/client/{score}_mean"]["final"]

@@ -53,7 +53,7 @@ def test_a_notebook_shows_a_table_that_grows(shown: list[Any]) -> None:
     assert [output["update"] for output in shown[:2]] == [False, True]
     assert len({output["transient"]["display_id"] for output in shown}) == 1
     last = shown[-1]["data"]["text/html"]
-    assert "fedlog on blobs: 5 clients, mlp, seed 0" in last
+    assert "fedlog on blobs: 5 clients, mlp (53 parameters), seed 0" in last
     assert "<progress value='3' max='3'>" in last
     accuracy = f"{100 * result.rounds[-1]['eval/client/accuracy_mean']:.2f} %"
     assert re.findall(r"<tr><td[^>]*>(\d+)</td>", last) == ["1", "2", "3"]
@@ -142,7 +142,9 @@ def test_a_result_is_a_line_and_in_a_notebook_a_table(tmp_path: Path) -> None:
     # seen: it printed its whole record
     result = fedgist.run(QUICK, **GIVEN, out=tmp_path / "<b>")
     final = f"{100 * result.rounds[-1]['eval/client/accuracy_mean']:.2f} %"
-    text = f"fedlog on blobs: 5 clients, mlp, seed 0 -> {tmp_path / '<b>'}; 3 rounds; "
+    text = (
+        f"fedlog on blobs: 5 clients, mlp (53 parameters), seed 0 -> {tmp_path / '<b>'}; 3 rounds; "
+    )
     text += f"accuracy {final}; 1.1 kB up, 1.1 kB down"
     assert repr(result) == str(result) == f"<fedgist.Result: {text}>"
     html = result._repr_html_()

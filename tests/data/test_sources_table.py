@@ -90,7 +90,7 @@ PROBLEMS = {  # a column's cells, and what its problem is
     "name": ("person {}", "'name' holds 40 different texts, more than 20"),
     "day": ("2021-03-{}", "'day' holds dates"),
     "share": ("{} %", "'share' holds percentages"),
-    "height": ("", "'height' holds no number in row 3 below the header: ''; data.missing = 'mean'"),
+    "height": ("", "missing numbers in the column height (1); data.missing = 'mean' replaces"),
     "weight": ("heavy", "'weight' are numbers; row 3 below the header holds 'heavy'"),
 }
 
@@ -128,12 +128,22 @@ def test_all_problems_of_a_table_are_named_at_once(tmp_path: Path, wrong: set[st
         "label": "the label column 'y' is empty",
         "client": "the client column 'site' is empty",
     }
+    if wrong == {"height"}:
+        assert "the column 'height' holds no number in row 3 below the header: ''" in said
+        return
     for name in wrong:
         assert roles.get(name, PROBLEMS.get(name, ("", ""))[1]) in said
     lines = said.splitlines()
     assert len(lines) == (1 if len(wrong) == 1 else len(wrong) + 1)
     if len(wrong) > 1:
         assert lines[0] == f"t.csv: {len(wrong)} problems:"
+
+
+def test_missing_numbers_of_several_columns_are_one_problem(tmp_path: Path) -> None:
+    text = "age,size,y\n1,2,a\n,,b\n3,,a\n"
+    says = r"table.csv: missing numbers in the columns age \(1\), size \(2\); data.missing = 'mean'"
+    with pytest.raises(DataError, match=says):
+        read(tmp_path, text, label="y")
 
 
 def test_ignore_and_tabs(tmp_path: Path) -> None:

@@ -237,6 +237,8 @@ _LABEL_CURE = (
     "data.missing_labels = 'mask' leaves such rows out, and a sign of a missing value is a class "
     "if data.classes lists it"
 )
+_LACKING = "missing numbers in the columns"
+_FILLED = "data.missing = 'mean' replaces missing numbers by their column's mean"
 _CLIENT_CURE = "data.missing_clients = 'drop' leaves such rows out"
 
 
@@ -295,31 +297,51 @@ def _naming_all_problems(
     gaps: _Gaps,
 ) -> Iterator[None]:
     """If a cell is not what it should be, name the problems of all columns, not only the first."""
-
-    def check_column(name: str) -> None:
-        if isinstance(kind_of(rows, name, kinds.get(name)), Numbers):
-            _finite(rows, name, gaps)
-
     try:
         yield
     except OwnTestRowsError:
         raise
     except DataError as error:
-        problems, place = [str(error)], f"{rows.name}: "
-        checks: list[Callable[[], object]] = [
-            partial(reading.usable, rows),
-            partial(_clients, rows, reading.client),
-            *(partial(check_column, name) for name in inputs),
+        place = f"{rows.name}: "
+        each = [
+            problem.removeprefix(place) for problem in _problems(rows, reading, inputs, kinds, gaps)
         ]
-        for check in checks:
-            try:
-                check()
-            except DataError as other:
-                problems.append(str(other))
-        each = [problem.removeprefix(place) for problem in dict.fromkeys(problems)]
-        if len(each) == 1:
+        if len(each) == 1 and each[0].startswith(_LACKING):
+            raise DataError(f"{place}{each[0]}") from error
+        if len(each) <= 1:
             raise
         raise DataError(f"{place}{len(each)} problems:", items=each) from error
+
+
+def _problems(
+    rows: TableFrame,
+    reading: _Reading,
+    inputs: Sequence[str],
+    kinds: Mapping[str, str],
+    gaps: _Gaps,
+) -> Iterator[str]:
+    """Yield a sentence for each problem; one for all columns that lack numbers alone."""
+    lacking: dict[str, int] = {}
+
+    def check_column(name: str) -> None:
+        if isinstance(kind_of(rows, name, kinds.get(name)), Numbers):
+            numbers = _finite(rows, name, "mean" if gaps == "refuse" else gaps)
+            lacking[name] = int(numbers.isnan().sum())
+
+    checks: list[Callable[[], object]] = [
+        partial(reading.usable, rows),
+        partial(_clients, rows, reading.client),
+        *(partial(check_column, name) for name in inputs),
+    ]
+    for check in checks:
+        try:
+            check()
+        except DataError as error:
+            yield str(error)
+    counts = [f"{name} ({count})" for name, count in lacking.items() if count]
+    if gaps == "refuse" and counts:
+        head = _LACKING if len(counts) > 1 else _LACKING.removesuffix("s")
+        yield f"{head} {listed(counts)}; {_FILLED}"
 
 
 def _inputs_of(
@@ -450,7 +472,7 @@ def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
         msg = f"{rows.name}: the column {name!r} holds no number in row {row} below the header: "
         msg += f"{cell!r:.80}"
         if absent[position]:
-            msg += "; data.missing = 'mean' replaces missing numbers by their column's mean"
+            msg += f"; {_FILLED}"
         raise DataError(msg)
     return torch.from_numpy(numbers)
 

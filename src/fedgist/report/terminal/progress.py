@@ -179,15 +179,26 @@ def main_column(server: ServerContext) -> tuple[str, Metric]:
 
 
 def title(server: ServerContext, folder: str) -> str:
-    """Return a one-line title: method, data, number of clients, models, seed and folder."""
+    """Return a one-line title: method, data, number of clients, models, seed and folder.
+
+    Of a model it has the number of parameters, unless it is private to a site.
+    """
     suffix = f" -> {folder}" if folder else ""
     clients = f"{server.num_clients} clients"
-    models = ", ".join(
-        f"{name} (projected to {arch.feature_width} features)" if arch.projected else name
-        for name, arch in server.task.architectures.items()
-    )
+    models = ", ".join(_model(server, name) for name in server.task.architectures)
     method, seed = server.setup.recipe.method.name, server.setup.recipe.seed
     return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{suffix}"
+
+
+def _model(server: ServerContext, name: str) -> str:
+    """Return the name of a model with its number of parameters."""
+    arch, notes = server.task.architectures[name], []
+    if server.setup.private_width is None:
+        count = sum(array.numel() for array in server.task.starts[name].params.values())
+        notes.append(f"{count:,} parameters")
+    if arch.projected:
+        notes.append(f"projected to {arch.feature_width} features")
+    return f"{name} ({', '.join(notes)})" if notes else name
 
 
 def _sent_before(folder: str, done: int) -> int:
