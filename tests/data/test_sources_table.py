@@ -146,6 +146,16 @@ def test_missing_numbers_of_several_columns_are_one_problem(tmp_path: Path) -> N
         read(tmp_path, text, label="y")
 
 
+def test_an_error_names_a_dozen_problems_and_counts_the_others(tmp_path: Path) -> None:
+    columns = {f"c{i}": [f"name {i} {row}" for row in range(30)] for i in range(40)}
+    pd.DataFrame({**columns, "y": ["a", "b"] * 15}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(DataError, match=r"t.csv: 40 problems:\n- the column 'c0' holds") as found:
+        load_data("table", path=tmp_path / "t.csv", label="y", test_fraction=0)
+    lines = str(found.value).splitlines()
+    assert len(lines) == 14
+    assert lines[-1] == "- and 28 more; fedgist init proposes what to do about each"
+
+
 def test_ignore_and_tabs(tmp_path: Path) -> None:
     path = write(tmp_path, "a\tb\ty\n1\tx\t1\n2\tz\t2\n", "table.tsv")
     data = load_data("table", path=path, label="y", ignore=["b"], test_fraction=0)

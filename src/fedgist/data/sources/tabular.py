@@ -237,6 +237,7 @@ _LABEL_CURE = (
     "data.missing_labels = 'mask' leaves such rows out, and a sign of a missing value is a class "
     "if data.classes lists it"
 )
+_MOST_PROBLEMS = 12  # of a table, that an error names
 _LACKING = "missing numbers in the columns"
 _FILLED = "data.missing = 'mean' replaces missing numbers by their column's mean"
 _CLIENT_CURE = "data.missing_clients = 'drop' leaves such rows out"
@@ -310,7 +311,10 @@ def _naming_all_problems(
             raise DataError(f"{place}{each[0]}") from error
         if len(each) <= 1:
             raise
-        raise DataError(f"{place}{len(each)} problems:", items=each) from error
+        shown = each[:_MOST_PROBLEMS]
+        if more := len(each) - len(shown):
+            shown.append(f"and {more} more; fedgist init proposes what to do about each")
+        raise DataError(f"{place}{len(each)} problems:", items=shown) from error
 
 
 def _problems(
