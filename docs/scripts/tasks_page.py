@@ -26,17 +26,6 @@ HEADS: Mapping[str, str] = MappingProxyType(
         OWN: "[your own](own-objective.md)",
     }
 )
-#: What a method needs, in short; a target that is not here is no reason to choose a method.
-IN_SHORT: Mapping[Target, str] = MappingProxyType(
-    {
-        "class": "one class for each row",
-        "numbers": "numbers",
-        "labels": "several labels",
-        "pixels": "pixels",
-        "words": "words",
-        "views": "views",
-    }
-)
 #: Settings without which a method refuses a task.
 WITH: Mapping[tuple[str, str], str] = MappingProxyType(
     {("fedproto", "multilabel"): 'with `inference = "logits"`'}
@@ -51,12 +40,11 @@ def target_of(objective: str) -> Target:
 
 
 def cell(method: str, objective: str) -> str:
-    """Return ``yes``, with the setting that it takes if any, or what the method needs."""
+    """Return ``yes``, with the setting that it takes if any, or ``no``."""
     targets = METHODS[method].targets
     if target_of(objective) in targets:
         return " ".join(filter(None, ["yes", WITH.get((method, objective))]))
-    *others, last = (short for target, short in IN_SHORT.items() if target in targets)
-    return f"needs {' or '.join(filter(None, [', '.join(others), last]))}"
+    return "no"
 
 
 def rows() -> Iterator[tuple[str, ...]]:

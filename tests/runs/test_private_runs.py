@@ -114,7 +114,7 @@ def test_each_line_says_what_was_spent_and_the_result_how(
     assert end["privacy"]["releases"] == 5
     conditional = section["unit"] == "record" and "bodies" not in section
     assert any("do not depend on the record" in note for note in end["notes"]) == conditional
-    assert any("not part of epsilon" in note for note in end["notes"])
+    assert any("not covered by epsilon" in note for note in end["notes"])
 
 
 @pytest.mark.slow
@@ -855,8 +855,8 @@ def test_what_the_folder_of_a_private_simulation_holds_is_said(*, shares: bool) 
     # seen: with share_measurements = false the folder kept exact class counts, and nothing said so
     section = RECORD | {"noise": "system", "share_measurements": shares}
     notes = world("fedlog", privacy=section).server.notes
-    assert any("this folder holds what is not part of epsilon: class counts" in n for n in notes)
-    assert any("losses and scores in this record are measured" in n for n in notes) == shares
+    assert any("epsilon does not cover this folder, whose class counts" in n for n in notes)
+    assert any("losses and scores of this record, which" in n for n in notes) == shares
 
 
 @pytest.mark.parametrize(

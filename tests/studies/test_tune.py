@@ -20,7 +20,13 @@ from fedgist.recipe.reading import read
 from fedgist.runs.files.columns import VALIDATION_ACCURACY
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
-from fedgist.studies.search_space import Range, extremes, own_values, read_space
+from fedgist.studies.search_space import (
+    Range,
+    extremes,
+    notes_on_moved,
+    own_values,
+    read_space,
+)
 from fedgist.studies.tune import Tuner, storing
 
 pytest.importorskip("optuna")
@@ -241,6 +247,13 @@ def test_what_a_recipe_says_is_moved_to_the_nearest_that_a_space_allows() -> Non
         "nowhere": {"low": 1, "high": 2},
     }
     assert own_values(said, space) == {"a.b": 5, "a.c": 0.25, "a.d": "x", "a.h": 4}
+    assert notes_on_moved(said, space) == [
+        "a.b = 7 is not in its range: the first trial has 5",
+        "a.c = 0.29 is not in its range: the first trial has 0.25",
+        "a.f = y is none of its choices: the first trial draws one",
+        "a.g = True is none of its choices: the first trial draws one",
+        "a.h = 99 is not in its range: the first trial has 4",
+    ]
 
 
 def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(

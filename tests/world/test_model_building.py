@@ -134,3 +134,12 @@ def test_to_count_a_model_draws_nothing() -> None:
     state = torch.get_rng_state()
     fedgist.run(QUICK, data=blobs(), clients=rows(), model=own.looks_at_numbers)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_layer_without_a_size_is_named() -> None:
+    """Seen: torch's own error, which names a method of TensorBase and no layer."""
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    refused("the layer '1' of model has no size before its first input", model=model)
+    refused("model has no size", model=lambda: nn.Sequential(nn.LazyLinear(3)))
+    model(torch.zeros(2, *blobs().input_shape))
+    assert fedgist.run(QUICK, data=blobs(), clients=rows(), model=model).rounds

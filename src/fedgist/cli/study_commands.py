@@ -310,6 +310,8 @@ def tune(
         tuner = Tuner(path, settings or [], find_space(space), out, seeds)
         if tuner.private:
             _say_how(track, quiet=quiet)
+        for note in tuner.notes if not quiet else ():
+            say(f"! {note}", error=True)
         failed = do_jobs(
             tuner.jobs(trials),
             None,
@@ -373,8 +375,8 @@ def _print_trials(folders: Sequence[Path], tuner: Tuner) -> None:
     scored = [row for row in trials.rows if row.final]
     best_first = sorted(scored, key=lambda row: sign * row.final.mean if row.final else 0.0)
     best_first += [row for row in trials.rows if not row.final]
-    results = tables.sheets(replace(trials, rows=tuple(best_first)))[:1]
-    console().print(table_formats.in_words(results, [], "terminal"))
+    results = tables.result_sheet(replace(trials, rows=tuple(best_first)))
+    console().print(table_formats.in_words([results], [], "terminal"))
 
 
 @app.command(rich_help_panel=SEARCH)

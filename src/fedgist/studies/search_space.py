@@ -111,11 +111,26 @@ def extremes(space: Mapping[str, Range]) -> Iterator[dict[str, Any]]:
 def own_values(settings: Mapping[str, object], space: Mapping[str, Range]) -> dict[str, object]:
     """Return a recipe's values of the keys in a space, moved to the nearest value in range.
 
-    Keys at their defaults and values that are no choice of the space are left out.
+    Keys at their defaults and values that are no choice are left out: the sampler draws them.
     """
     stated = {key: _at(settings, key.split(".")) for key in space}
     nearest = {key: _nearest(value, space[key]) for key, value in stated.items()}
     return {key: value for key, value in nearest.items() if value is not None}
+
+
+def notes_on_moved(settings: Mapping[str, object], space: Mapping[str, Range]) -> list[str]:
+    """Return a note on each value of a recipe that the first trial cannot have."""
+    stated = {key: _at(settings, key.split(".")) for key in space}
+    had = own_values(settings, space)
+    notes = []
+    for key, value in stated.items():
+        if value is None or had.get(key) == value:
+            continue
+        if key in had:
+            notes.append(f"{key} = {value} is not in its range: the first trial has {had[key]}")
+        else:
+            notes.append(f"{key} = {value} is none of its choices: the first trial draws one")
+    return notes
 
 
 def _at(settings: object, path: list[str]) -> object:

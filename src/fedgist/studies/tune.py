@@ -32,7 +32,7 @@ from fedgist.studies.private_choice import (
     promise,
     source_of_bits,
 )
-from fedgist.studies.search_space import extremes, own_values, read_space
+from fedgist.studies.search_space import extremes, notes_on_moved, own_values, read_space
 from fedgist.studies.trial_values import Sampler, suggest
 
 VALIDATION = 0.2  # share of the training rows to hold out if the recipe holds out none
@@ -80,7 +80,9 @@ class Tuner:
         self.storage = self._open_storage()
         self.study = self._open_study(base)
         self._check_same_question()
+        self.notes: list[str] = []
         if not self.study.trials:  # the recipe's own values are the first trial
+            self.notes = notes_on_moved(base.settings(), self.space)
             self.study.enqueue_trial(own_values(base.settings(), self.space))
 
     def _check(self, space: Path, params: Mapping[str, Any]) -> None:

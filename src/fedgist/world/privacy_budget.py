@@ -36,12 +36,12 @@ FROZEN = (
     "it"
 )
 MEASURED = (
-    "losses and scores in this record are measured by the simulation and are not part of epsilon; "
+    "losses and scores of this record, which the simulation measured, are not covered by epsilon; "
     "real sites keep theirs (privacy.share_measurements)"
 )
 HELD = (
-    "simulated: this folder holds what is not part of epsilon: class counts, and clients' models "
-    "in the checkpoint and in exports; real sites keep theirs"
+    "simulated: epsilon does not cover this folder, whose class counts and clients' models say "
+    "more of the rows; share the noisy sums alone (real sites keep the rest)"
 )
 SIMULATED = (
     "simulated: noise from seed {seed}, which anyone can subtract (privacy.noise = 'system' draws "

@@ -62,7 +62,13 @@ def tensor_of(output: object) -> Tensor:
 
 
 def check_parts(module: nn.Module, name: str) -> nn.Module:
-    """Return the module; raise ValueError if it is wrapped for several devices, or holds NaN."""
+    """Return the module.
+
+    Raises
+    ------
+    ValueError
+        If it is wrapped for several devices, holds NaN, or has a layer without a size.
+    """
     if any(isinstance(layer, REPLICAS) for layer in module.modules()):
         raise ValueError(
             f"{name} is wrapped in DataParallel: give the module inside it, model.module; fedgist "
@@ -70,7 +76,13 @@ def check_parts(module: nn.Module, name: str) -> nn.Module:
         )
     for path, parameter in module.named_parameters():
         lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
-        if not lazy and not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
+        if lazy:
+            raise ValueError(
+                f"the layer {path.rpartition('.')[0]!r} of {name} has no size before its first "
+                "input (a lazy layer, such as LazyLinear): state its sizes, or call the model once "
+                "before you give it"
+            )
+        if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise ValueError(
                 f"the parameter {path!r} of {name} is not finite at the start: give {name} finite "
                 "weights"

@@ -52,7 +52,7 @@ def sheets(study: Study) -> list[Sheet]:
     accuracy.
     """
     tables = [
-        _results(study),
+        result_sheet(study),
         _over_rows(study),
         _differences(study),
         *row_sheets(study),
@@ -143,7 +143,8 @@ def _name(row: Row) -> str:
     return f"{text} *" if row.unfinished else text
 
 
-def _results(study: Study) -> Sheet:
+def result_sheet(study: Study) -> Sheet:
+    """Return the table of results: a row for each row of the study."""
     has = {
         "last10": any(row.last10 for row in study.rows),
         "divisions": any(len(row.divisions) > 1 for row in study.rows),
@@ -333,8 +334,11 @@ def _title(study: Study) -> str:
     if spread_of(study.metric) is None:
         return study.metric
     unit = " (%)" if study.measure.unit == "fraction" else ""
-    main = study.metric == over_clients("client", study.measure.name)
-    return f"{study.measure.title}, mean over clients{unit}" if main else study.metric
+    rows_of = {"client": "", "test": ", on all test rows", "validation": ", on validation rows"}
+    for split, rows in rows_of.items():
+        if study.metric == over_clients(split, study.measure.name):
+            return f"{study.measure.title}, mean over clients{rows}{unit}"
+    return study.metric
 
 
 def _mean(value: Estimate | None, show: Callable[[float], str]) -> str:
