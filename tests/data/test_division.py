@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -151,6 +152,35 @@ def test_patients_of_a_table_stay_together_and_are_no_input(tmp_path: Path) -> N
     (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text() + "\n3,,A,1")
     with pytest.raises(DataError, match="group column 'patient' is empty in row 61"):
         load_data("table", **options)
+
+
+@pytest.mark.parametrize("source", ["parquet", "huggingface"])
+def test_other_sources_have_groups_too(tmp_path: Path, source: str) -> None:
+    """The rows of a patient are tested together, within each town."""
+    patient, town = np.repeat(np.arange(20), 3), np.repeat([0, 1], 30)
+    columns = {"age": np.arange(60.0), "p": patient, "town": town, "sick": patient % 2}
+    frame = pd.DataFrame(columns)
+    if source == "parquet":
+        frame.to_parquet(path := tmp_path / "t.parquet")
+    else:
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_pandas(frame).save_to_disk(path := tmp_path / "saved")
+    options: dict[str, Any] = {"path": path, "label": "sick", "client": "town", "group": "p"}
+    if source == "huggingface":
+        options["features"] = ["age"]
+    tested: list[int] = []
+    for number in range(5):
+        data = load_data(source, division=Division(folds=5, number=number), **options)
+        assert data.x.shape[1] == 1
+        ages = data.x_test[:, 0].int().tolist()
+        whole = {age // 3 for age in ages}
+        assert len(ages) == 3 * len(whole)
+        assert {patient // 10 for patient in whole} == {0, 1}
+        tested += ages
+    assert sorted(tested) == [*range(60)]
+    own = {"test": "sick"} if source == "parquet" else {"train": "train", "test": "train"}
+    with pytest.raises(DataError, match="group = 'p' is not read: "):
+        load_data(source, **(options | own))
 
 
 def test_arrays_have_groups_too(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class HubOptions:
     test: str | None = None
     test_fraction: float | None = None
     missing: Missing = "refuse"
+    group: str | None = None
 
 
 NONE_STATED = HubOptions()
@@ -43,13 +44,19 @@ NONE_STATED = HubOptions()
 
 @dataclass(frozen=True)
 class HubColumns:
-    """The columns of inputs, labels and clients. ``unused`` are all others, with their types."""
+    """The columns of inputs, labels, clients and groups; ``unused`` are all others, with types."""
 
     inputs: tuple[str, ...]
     kind: Kind
     labels: tuple[str, ...]
     client: str | None = None
+    group: str | None = None
     unused: tuple[str, ...] = ()
+
+    @property
+    def aside(self) -> list[str]:
+        """The columns that are no inputs: labels, and if named clients and groups."""
+        return [*self.labels, *(name for name in (self.client, self.group) if name is not None)]
 
     @staticmethod
     def of(part: HubPart, options: HubOptions, target: Target) -> HubColumns:
@@ -62,17 +69,19 @@ class HubColumns:
         """
         kinds = part.kinds()
         labels = _labels(part, kinds, options.label, target)
-        aside = [*labels, *([] if options.client is None else [options.client])]
+        beside = (options.client, options.group)
+        aside = [*labels, *(name for name in beside if name is not None)]
         _expect(part.name, kinds, aside)
         inputs = _inputs(part.name, kinds, aside, options)
         if both := [name for name in inputs if name in aside]:
             raise DataError(
-                f"{part.name}: the column {both[0]!r} is an input, and the label or client as well"
+                f"{part.name}: the column {both[0]!r} is an input, and the label, client or group "
+                "as well"
             )
         used = {*inputs, *aside}
         unused = [f"{name} ({_words(kind)})" for name, kind in kinds.items() if name not in used]
         first = _kind(kinds[inputs[0]]) if len(inputs) == 1 else "number"
-        return HubColumns(tuple(inputs), first, tuple(labels), options.client, tuple(unused))
+        return HubColumns(tuple(inputs), first, tuple(labels), *beside, tuple(unused))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -83,8 +92,7 @@ class HubColumns:
     def expect(self, part: HubPart) -> None:
         """Raise DataError if a part lacks a column, or has images where others have numbers."""
         kinds = part.kinds()
-        aside = self.labels if self.client is None else (*self.labels, self.client)
-        _expect(part.name, kinds, [*self.inputs, *aside])
+        _expect(part.name, kinds, [*self.inputs, *self.aside])
         for name in self.inputs:
             if (_kind(kinds[name]) == "image") != (self.kind == "image"):
                 words = "images" if self.kind == "image" else "numbers"

@@ -30,6 +30,7 @@ from fedgist.data.sources.splits import (
     as_texts,
     dataset,
     note_on_left_out,
+    refuse_group,
 )
 from fedgist.data.sources.stored_labels import stored_labels
 from fedgist.errors import DataError, first_line, listed
@@ -114,6 +115,8 @@ def hub_dataset(
     DataError
         If a column, a row or a label cannot be used.
     """
+    if given.tests:
+        refuse_group(options.group, "the data have test rows of their own")
     columns = HubColumns.of(given.train[0], options, target)
     for part in (*given.train[1:], *given.tests):
         columns.expect(part)
@@ -182,7 +185,11 @@ def labelled(parts: Sequence[HubPart], x: Inputs, columns: HubColumns, target: T
     labels = np.concatenate([labels_of(part, columns, target) for part in parts])
     names = [clients_of(part, columns) for part in parts]
     clients = [part for part in names if part is not None]
-    return Split(x, labels, np.concatenate(clients) if clients else None)
+    groups = None
+    if (name := columns.group) is not None:
+        cells = [_texts(p, name, _cells(p, name), f"{p.name}: the groups {name!r}") for p in parts]
+        groups = np.concatenate(cells)
+    return Split(x, labels, np.concatenate(clients) if clients else None, groups)
 
 
 def _held_out(given: Given, train: Split, division: Division | None) -> Values:
@@ -192,9 +199,13 @@ def _held_out(given: Given, train: Split, division: Division | None) -> Values:
     if given.tests:
         division.refuse("a client has test rows" if given.by_client else "data= has some")
     if not given.by_client:
-        return held_out(division, train.labels, train.clients)
-    ends = np.cumsum([len(part) for part in given.train])[:-1]
-    return np.concatenate([held_out(division, own) for own in np.split(train.labels, ends)])
+        return held_out(division, train.labels, train.clients, train.groups)
+    ends = np.cumsum([len(part) for part in given.train])
+    masks = []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        own = None if train.groups is None else train.groups[begin:end]
+        masks.append(held_out(division, train.labels[begin:end], groups=own))
+    return np.concatenate(masks)
 
 
 def _with_clients(data: Dataset, given: Given, held: Values) -> Dataset:

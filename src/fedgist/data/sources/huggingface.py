@@ -27,6 +27,7 @@ def huggingface(
     image: str | None = None,
     features: list[str] | None = None,
     client: str | None = None,
+    group: str | None = None,
     image_size: int | list[int] | None = None,
     train: str = "train",
     test: str | None = None,
@@ -53,6 +54,8 @@ def huggingface(
         numbers, decimals, Booleans, and arrays or lists of these with one shape in all rows.
     client
         The column with the name of the client that owns a row.
+    group
+        The column of what stays together when test rows are chosen, such as ``"patient"``.
     image_size
         Size of all images: the side of a square in pixels, or ``[height, width]``. The default is
         the size of the first image, which may have at most 2048x2048 pixels.
@@ -87,7 +90,7 @@ def huggingface(
     missing, division = row_options.get("missing", "refuse"), division_of(row_options)
     target, classes = row_options.get("target", "class"), row_options.get("classes", ())
     options = HubOptions(
-        label, image, features, client, image_size, train, test, division.fraction, missing
+        label, image, features, client, image_size, train, test, division.fraction, missing, group
     )
     given = named_splits(_load(path, config), str(path), options)
     if given.tests:

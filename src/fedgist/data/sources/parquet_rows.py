@@ -25,9 +25,11 @@ from fedgist.data.sources.splits import (
     Split,
     Values,
     as_clients,
+    as_groups,
     as_mask,
     dataset,
     division_of,
+    refuse_group,
 )
 from fedgist.data.sources.stored_labels import label_columns, stored_labels
 from fedgist.data.table_columns import Column
@@ -42,6 +44,7 @@ def parquet(
     path: str | Path,
     label: str | list[str],
     client: str | None = None,
+    group: str | None = None,
     test: str | None = None,
     ignore: list[str] | None = None,
     read: Read = "auto",
@@ -58,6 +61,9 @@ def parquet(
         of columns.
     client
         The column with the name of the client that owns a row.
+    group
+        The column of what stays together when test rows are chosen, such as ``"patient"``: all its
+        rows are test rows, or none. It is no input.
     test
         A column that is 1 (true) for test rows and 0 (false) for the others.
     ignore
@@ -85,7 +91,7 @@ def parquet(
     """
     file, target = existing(path), options.get("target", "class")
     labels = label_columns(label, target)
-    aside = [*labels, *(name for name in (client, test) if name)]
+    aside = [*labels, *(name for name in (client, group, test) if name)]
     reader = GroupRows.of(file, [*aside, *(ignore or [])])
     lazy = LazyRows.of(reader)
     y = _columns(file, labels)
@@ -93,12 +99,16 @@ def parquet(
     owner = None
     if client is not None:
         owner = as_clients(_columns(file, [client])[:, 0], f"{file.name}: {client}")
+    groups = None
+    if group is not None:
+        groups = as_groups(_columns(file, [group])[:, 0], f"{file.name}: {group}")
     once = read == "once" or (read == "auto" and fits(len(lazy) * lazy.source.row_bytes))
     inputs = _columns(file, [*reader.columns]).astype(np.float64) if once else None
-    rows = Split(lazy if inputs is None else features(inputs, file.name), stored, owner)
+    rows = Split(lazy if inputs is None else features(inputs, file.name), stored, owner, groups)
     parts: tuple[Split, ...] = (rows,)
     if test is not None:
         division_of(options).refuse(f"test = {test!r} names the test rows")
+        refuse_group(group, f"test = {test!r} names the test rows")
         mask = as_mask(_columns(file, [test])[:, 0], f"{file.name}: {test}")
         parts = rows.take(~mask), rows.take(mask)
     if target in NUMERIC:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgist.core.far_numbers import narrowed
 from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
-from fedgist.data.division import USUAL, Division
+from fedgist.data.division import USUAL, Division, OwnTestRowsError
 from fedgist.data.held_out_rows import held_out
 from fedgist.data.label_check import MANY_CLASSES, MissingClients, MissingLabels
 from fedgist.data.lazy_rows import Inputs, lazy_or_none, outline
@@ -132,6 +132,23 @@ def last_of_each(groups: Values, fraction: float) -> Values:
         kept = max(len(rows) - int(fraction * len(rows) + 0.5), 1)
         mask[rows[kept:]] = True
     return mask
+
+
+def as_groups(values: Values, subject: str) -> Values:
+    """Return groups (rows,) as text; raise DataError if a row has none."""
+    groups = as_clients(values, subject)
+    if (absent := groups == "").any():
+        raise DataError(
+            f"{subject}: the group is empty in {int(absent.sum())} of {len(absent)} rows: a row of "
+            "its own needs a name of its own"
+        )
+    return groups
+
+
+def refuse_group(group: str | None, test_rows: str) -> None:
+    """Raise OwnTestRowsError if a group is named beside the data's own test rows."""
+    if group is not None:
+        raise OwnTestRowsError(f"group = {group!r} is not read: {test_rows}")
 
 
 def as_clients(values: Values, subject: str) -> Values:

@@ -30,6 +30,7 @@ from fedgist.data.sources.splits import (
     dataset,
     division_of,
     note_on_left_out,
+    refuse_group,
 )
 from fedgist.data.sources.stored_labels import label_columns
 from fedgist.data.sources.table_file import (
@@ -278,10 +279,7 @@ def _test_rows(whole: TableFrame, reading: _Reading, test: str | Path | None) ->
         numbered = is_number(whole, reading.labels[0])
         labels = labels_of(whole, reading.labels, reading.target, numbered=numbered)
         return held_out(division, labels, _clients(whole, reading.client), _group(whole, reading))
-    if reading.group is not None:
-        raise OwnTestRowsError(
-            f"group = {reading.group!r} is not read: test = {str(test)!r} names the test rows"
-        )
+    refuse_group(reading.group, f"test = {str(test)!r} names the test rows")
     division.refuse(f"test = {str(test)!r} names the test rows")
     if str(test) in whole.frame.columns:
         cells = filled(whole, str(test), "test", "it holds 1 or 0")
