@@ -8,7 +8,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,7 @@ class Picture:
     caption: str
     figure: Figure
     table: FigureTable
+    _bytes: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def csv(self) -> str:
         """Return the numbers of the figure as CSV."""
@@ -73,11 +74,11 @@ class Picture:
 
     def png(self, dots: int = DOTS) -> bytes:
         """Return the figure as a PNG on white, with ``dots`` per inch."""
-        return _saved(self.figure, "png", dpi=dots, facecolor="white")
+        return self._saved(f"png of {dots}", "png", dpi=dots, facecolor="white")
 
     def pdf(self) -> bytes:
         """Return the figure as a PDF that holds its fonts."""
-        return _saved(self.figure, "pdf", metadata={"CreationDate": None})
+        return self._saved("pdf", "pdf", metadata={"CreationDate": None})
 
     def svg(self) -> str:
         """Return the figure as SVG in the page's colours; marks of row N have class ``row-N``."""
@@ -90,7 +91,13 @@ class Picture:
 
     def svg_file(self) -> bytes:
         """Return the figure as an SVG for other programs, with colours of its own."""
-        return _saved(self.figure, "svg", metadata={"Date": None})
+        return self._saved("svg", "svg", metadata={"Date": None})
+
+    def _saved(self, name: str, form: str, **options: Any) -> bytes:
+        """Return the figure's bytes in a format; a page and its folder of figures need the same."""
+        if name not in self._bytes:
+            self._bytes[name] = _saved(self.figure, form, **options)
+        return self._bytes[name]
 
     @property
     def points(self) -> int:
@@ -129,7 +136,10 @@ def _saved(figure: Figure, form: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with matplotlib().rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box replaces the glyph
-        figure.draw_without_rendering()  # ticks are known then, and the layout makes room for all
+        if figure.get_layout_engine() is not None:
+            figure.draw_without_rendering()  # ticks are known then
+            figure.draw_without_rendering()  # and the layout makes room for all
+            figure.set_layout_engine("none")  # the same layout for all formats: it takes longest
         figure.savefig(buffer, format=form, **options)
     return buffer.getvalue()
 
