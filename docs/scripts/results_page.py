@@ -29,6 +29,7 @@ from fedgist.report.tables.paper_comparison import (
 from fedgist.report.tables.stats import Draw
 from fedgist.report.terminal.table_formats import markdown_table
 from fedgist.runs.files.columns import EPSILON
+from fedgist.runs.files.run_directory import as_folder
 from results_cells import PAGES, RESULTS, Experiment, experiment, read_page
 from results_pictures import pictures, write
 from results_prose import Sources, rendered, updated
@@ -134,7 +135,7 @@ def _read(cell: PaperRow, what: str, found: Experiment) -> Mapping[Draw, float]:
     word, _, number = what.partition(" ")
     row = cell.row
     if word == "folder":
-        row = found.beside(number.format(cell.method))
+        row = found.beside(number.format(as_folder(cell.method)))
         return row.finals() if row and not row.is_old else {}
     if row is None:
         return {}

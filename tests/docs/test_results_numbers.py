@@ -281,7 +281,7 @@ def read(runs: Runs, what: str, label: str) -> dict[int, float]:
     word, _, number = what.partition(" ")
     curves = runs.curves().items()
     if word == "folder":
-        folder = DATA / number.format(label)
+        folder = DATA / number.format(label.replace("@", "_"))
         return Runs(sorted(folder.glob("seed-*.csv"))).last() if folder.is_dir() else {}
     if word == "round":
         return {seed: curve[int(number)] for seed, curve in curves}
