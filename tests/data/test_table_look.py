@@ -68,6 +68,38 @@ def test_each_column_has_a_use_and_a_reason(tmp_path: Path) -> None:
     assert dict(look.clients) == frame.hospital.value_counts().to_dict()
 
 
+def test_texts_among_numbers_are_signs_of_missing_ones(tmp_path: Path) -> None:
+    """Seen: a column of numbers with one cell 'n.a.' was left out, because they "are numbers"."""
+    frame = patients().astype({"age": object})
+    frame.loc[5, "age"], frame.loc[8, "age"] = "not done", "> 90"
+    look = looked(tmp_path, frame)
+    assert dict(look.signs) == {"> 90": "age", "not done": "age"}
+    age = next(column for column in look.inputs if column.name == "age")
+    assert (age.use, age.missing) == ("number", 2)
+    recipe = make(tomllib.loads(first_recipe(look)))
+    assert recipe.data.options["missing_signs"] == ["> 90", "not done"]
+    frame["age"] = [f"about {year}" if i % 3 else year for i, year in enumerate(frame.age)]
+    assert not looked(tmp_path, frame).signs
+    # a text that is a class is no sign of a missing number
+    codes = pd.DataFrame({"y": ["1", "2", "x"] * 20, "a": [*range(59), "x"]})
+    assert not looked(tmp_path, codes, label="y").signs
+
+
+def test_dates_are_dates_also_if_no_two_are_alike(tmp_path: Path) -> None:
+    frame = patients()
+    frame["seen"] = pd.date_range("2020-01-01", periods=len(frame)).strftime("%Y-%m-%d")
+    reasons = {column.name: column.reason for column in looked(tmp_path, frame).ignored}
+    assert reasons["seen"] == "holds dates ('2020-01-01')"
+
+
+def test_two_classes_have_a_positive_one_and_validation_rows(tmp_path: Path) -> None:
+    frame = patients()
+    rarer = frame.diagnosis.value_counts().idxmin()
+    recipe = make(tomllib.loads(first_recipe(looked(tmp_path, frame))))
+    assert recipe.objective.options["positive"] == rarer
+    assert recipe.data.validation == 0.2
+
+
 def test_a_good_column_is_no_traitor(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     frame = patients(400)

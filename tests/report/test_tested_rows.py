@@ -29,7 +29,7 @@ from fedgist.report.tables.tested_rows import (
     resampled,
     sites_of,
 )
-from fedgist.report.tables.thresholds import at_thresholds, threshold_of
+from fedgist.report.tables.thresholds import at_thresholds, log_odds, threshold_of
 from fedgist.runs.files.prediction_file import TEST, VALIDATION, Predictions, read_predictions
 from fedgist.runs.files.record import PREDICTIONS
 from fedgist.runs.finished.run_reader import find
@@ -239,12 +239,36 @@ def test_thresholds_are_applied_to_test_rows(folder: Path) -> None:
     for client, at in at_thresholds(run).items():
         own = {part: said.of(part) for part in (TEST, VALIDATION)}
         rows = {part: p.take(p.client == client) for part, p in own.items()}
-        scores = {part: p.probability[:, 1].astype(np.float64) for part, p in rows.items()}
-        assert (scores[VALIDATION][rows[VALIDATION].label == 0] < at.threshold).mean() >= 0.95
+        p = {part: said.probability.astype(np.float64) for part, said in rows.items()}
+        scores = {part: np.log(both[:, 1]) - np.log(both[:, 0]) for part, both in p.items()}
+        benign = scores[VALIDATION][rows[VALIDATION].label == 0]
+        assert (benign < at.odds).mean() >= 0.95
+        assert at.chosen_on == len(benign)
         score, mark = scores[TEST], rows[TEST].label == 1
-        assert at.found == (score[mark] >= at.threshold).sum()
-        assert at.spared == (score[~mark] < at.threshold).sum()
+        assert at.found == (score[mark] >= at.odds).sum()
+        assert at.spared == (score[~mark] < at.odds).sum()
+        assert at.threshold == pytest.approx(1 / (1 + math.exp(-at.odds)))
         assert (at.positives, at.negatives) == (mark.sum(), (~mark).sum())
+
+
+def test_probabilities_that_round_to_one_are_told_apart() -> None:
+    """Seen: of an overconfident model all sure rows were one tie, and its sensitivity was 0."""
+    sure = np.array([[1e-20, 1.0], [1e-12, 1.0], [1e-9, 1.0], [0.5, 0.5], [0.0, 1.0]], np.float32)
+    none = np.zeros(5, dtype=np.int64)
+    odds = log_odds(Predictions(none, none, none, none, none, sure), 1)
+    assert np.argsort(odds).tolist() == [3, 2, 1, 0, 4]
+    assert np.isfinite(odds).all()
+    assert log_odds(Predictions(none, none, none, none, none, sure), 0) == pytest.approx(-odds)
+    mark = np.array([True, False, False, False, True])
+    found = threshold_of(odds.tolist(), mark.tolist(), 1.0)
+    assert odds[1] < found < odds[0]
+
+
+def test_few_validation_rows_are_remarked(folder: Path) -> None:
+    study = comparison.study(find([folder]))
+    caption = row_sheets(study)[-1].caption
+    assert "with fewer than 20 negative validation rows (" in caption
+    assert "negative test rows, negative validation rows: Bonn " in caption
 
 
 def test_the_tables_of_a_comparison(folder: Path) -> None:

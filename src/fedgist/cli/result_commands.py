@@ -290,7 +290,8 @@ def card(
 ) -> None:
     """Write a model card: task, data by site, method, privacy, results with intervals, limits.
 
-    Use it to hand a result to those who decide. What only you know stands in [brackets].
+    Use it to hand a result to those who decide. What only you know stands in
+    brackets.
 
     Examples
     --------

@@ -234,7 +234,9 @@ def init(
     for text in look.guessed:
         say(f"found by its name: {text}")
     for column in look.ignored:
-        say(f"ignored: {column.name}: {column.reason}")
+        say(f"ignored: {column.name or '(a column without a name)'}: {column.reason}")
+    for sign, name in look.signs.items():
+        say(f"taken as a missing number: {sign!r}, in {name}")
     world = make_world(resolve(read(place, []), Overrides()))
     for note in world.data.notes:
         say(note)

@@ -59,7 +59,11 @@ def _without_gaps(column: ColumnLook) -> ColumnLook:
 
 def _private(look: TableLook) -> Iterator[str]:
     yield "[privacy]"
-    yield 'unit = "record"  # one row more or less is hidden'
+    yield 'unit = "record"  # one row more or less is hidden in the noisy sums'
+    yield from _comment(
+        "what a body learned from a row is not covered, unless bodies = 'dp_sgd', with "
+        "sampling_rate and gradient_clip"
+    )
     yield "epsilon = 3.0  # fedgist privacy says what this means"
     yield f"delta = {10.0 ** -math.ceil(math.log10(look.rows + 1)):g}  # below 1 / {look.rows} rows"
     yield "clip = 1.0  # largest norm of a row's features; do not measure it on private rows"
@@ -110,7 +114,23 @@ def _data(look: TableLook, *, private: bool) -> Iterator[str]:
     if look.group is not None:
         yield f"group = {_text(look.group)}  # its rows are all tested, or all trained on"
     yield from _columns(look, private=private)
-    yield "test_fraction = 0.2  # of the rows of each client and class"
+    yield from _rows(look, private=private)
+    if private:
+        yield from _moments(look)
+
+
+def _rows(look: TableLook, *, private: bool) -> Iterator[str]:
+    """Yield which cells are missing, and which rows are tested and validated on."""
+    if look.signs:
+        where = ", ".join(f"{json.dumps(sign)} in {name}" for sign, name in look.signs.items())
+        yield f"missing_signs = {_texts([*look.signs])}"
+        yield from _comment(f"texts among numbers, taken as missing: {where}")
+    how = (
+        "each row with this chance, by content"
+        if private
+        else "of the rows of each client and class"
+    )
+    yield f"test_fraction = 0.2  # {how}"
     if len(look.classes) == TWO and not private:
         yield "validation = 0.2  # of each client's training rows: thresholds are chosen on them"
     few = [name for name, count in look.clients if 0.2 * count < SMALL_SITE]
@@ -119,8 +139,6 @@ def _data(look: TableLook, *, private: bool) -> Iterator[str]:
             f"few test rows at {listed(few, 8) if few else 'each client'}: for a result, put "
             "folds = 5 in place of test_fraction and run fedgist sweep, which tests every row once"
         )
-    if private:
-        yield from _moments(look)
 
 
 def _columns(look: TableLook, *, private: bool) -> Iterator[str]:

@@ -62,7 +62,12 @@ def load_own(key: str, place: str) -> Any:
         raise
     except Exception as error:  # a user's module may fail in any way
         missing = isinstance(error, ModuleNotFoundError) and error.name == _top(place)
-        looked = f"; looked in {folder} first" if missing and folder else ""
+        looked = ""
+        if missing:
+            where = (
+                f"looked in {folder} first, then on PYTHONPATH" if folder else "not on PYTHONPATH"
+            )
+            looked = f"; {where}: set engine.code_folder to the folder of the file"
         raise RecipeError(f"{key} = {shown(place)}: {first_line(error)}{looked}") from error
 
 

@@ -105,8 +105,9 @@ def _method(row: Row) -> Iterator[str]:
     settings = row.settings
     yield f"{row.label}: {what}"
     model = settings.get("model.name", "one per client")
-    drawn = {"seed": len(row.seeds), "division of the rows": len(row.divisions)}
-    counts = ", ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in drawn.items())
+    seeds, divisions = len(row.seeds), len(row.divisions)
+    counts = f"{seeds} seed{'s' * (seeds > 1)}, "
+    counts += f"{divisions} division{'s' * (divisions > 1)} of the rows"
     yield f"{row.label}: model {model}; {row.rounds[1]} rounds; {counts}."
 
 

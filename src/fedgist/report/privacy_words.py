@@ -25,7 +25,7 @@ QUESTIONS = (
     (
         "data.mean and data.std: do not measure them on private rows either. Take them from "
         "published reference ranges (mean: the middle; std: a quarter of the range) or from an "
-        "earlier, public cohort. fedgist init TABLE --private leaves a place for them."
+        "earlier, public cohort. fedgist init TABLE --private writes measured ones, to be replaced."
     ),
     (
         "What it covers: the noisy sums alone, as if the trained body did not know the rows. "

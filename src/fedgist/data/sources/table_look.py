@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +38,7 @@ _ID = re.compile(r"(^|[\W_])(id|nr|no|number|index|key)$", re.IGNORECASE)
 MOST_CLIENTS = 200
 MOST_SAMPLED = 5000  # rows that a column is tried on
 GIVEN_AWAY = 0.95  # share of the errors of guessing that one column alone saves
+MOST_SIGNS = 3  # different texts of a column of numbers that may be signs of a missing one
 RARE = 0.2  # share of the rarest class below which accuracy is not the first metric
 
 Use = Literal["number", "categories", "ignore"]
@@ -61,7 +62,11 @@ class ColumnLook:
 
 @dataclass(frozen=True)
 class TableLook:
-    """What was found in a table; ``guessed`` are the roles that were found by a column's name."""
+    """What was found in a table.
+
+    ``guessed`` are the roles that were found by a column's name. ``signs`` are texts that are taken
+    as signs of a missing number, each with a column that has it.
+    """
 
     path: Path
     rows: int
@@ -75,6 +80,7 @@ class TableLook:
     missing_labels: int = 0
     missing_clients: int = 0
     sep: str | None = None
+    signs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[ColumnLook, ...]:
@@ -125,6 +131,8 @@ def look_at(
     numeric = is_number(table, label) and len({*texts(table, label)[~absent]}) > MOST_CATEGORIES
     labels = texts(table, label)
     others = [name for name in names if name not in {*aside, group}]
+    if signs := _odd_cells(table, others, {*labels}):
+        table = load_table(existing(path), TableForm.of(sep, list(signs)))
     columns = tuple(
         _look_at_column(table, name, labels, ~absent, numeric=numeric) for name in others
     )
@@ -142,7 +150,23 @@ def look_at(
         missing_labels=int(absent.sum()),
         missing_clients=0 if owners is None else sum(not owner.strip() for owner in owners),
         sep=sep,
+        signs=signs,
     )
+
+
+def _odd_cells(table: TableFrame, names: Sequence[str], labels: Collection[str]) -> dict[str, str]:
+    """Return the few texts that stand among numbers, each with the first column that has it.
+
+    A text that is one of the ``labels`` is none of these: signs hold for labels, too.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        numbers, gaps = numbers_and_gaps(table, name)
+        odd = ~gaps & np.isnan(numbers)
+        cells = {cell.strip() for cell in texts(table, name)[odd]} - {*labels}
+        if 0 < len(cells) <= MOST_SIGNS and 2 * odd.sum() < (~gaps).sum():
+            found |= {cell: name for cell in sorted(cells) if cell not in found}
+    return found
 
 
 def _by_name(names: Sequence[str], wanted: Sequence[str]) -> str | None:
@@ -172,13 +196,17 @@ def _look_at_column(
 ) -> ColumnLook:
     cells = texts(table, name)
     missing = int(is_missing(table, name).sum())
-    if not _repeats(cells) and (_ID.search(name) or not is_number(table, name)):
-        return ColumnLook(name, "ignore", "a different value in each row, like an identifier")
+    kind, problem = None, ""
     try:
         kind = kind_of(table, name)
     except DataError as error:
-        problem = str(error).split(f"the column {name!r} ", 1)[-1].split(";", 1)[0]
-        return ColumnLook(name, "ignore", problem.split(": replace", 1)[0])
+        problem = str(error).removeprefix(f"{table.name}: ").removeprefix(f"the column {name!r} ")
+        problem = problem.split(";", 1)[0].split(": replace", 1)[0]
+    is_like_an_id = _ID.search(name) or not is_number(table, name)
+    if not _repeats(cells) and is_like_an_id and (not problem or "different texts" in problem):
+        return ColumnLook(name, "ignore", "a different value in each row, like an identifier")
+    if kind is None:
+        return ColumnLook(name, "ignore", problem)
     if len({*cells}) == 1:
         return ColumnLook(name, "ignore", f"the same value in every row: {cells[0]!r:.40}")
     use: Use = "number" if isinstance(kind, Numbers) else "categories"

@@ -24,7 +24,8 @@ from fedgist.report.tables.client_scores import (
 )
 from fedgist.report.tables.comparison import RunGroup, common_metric, draw_of, group
 from fedgist.report.tables.mean_counts import sentence
-from fedgist.report.tables.stats import Draw, wilson
+from fedgist.report.tables.stats import Draw, mean_of_differences, wilson
+from fedgist.report.tables.tested_rows import Sites, sites_of
 from fedgist.runs.files.columns import COMPLETE, EXPECTED, measured, over_clients
 from fedgist.runs.files.record import Line
 from fedgist.runs.files.run_directory import PARTICIPANTS
@@ -62,8 +63,11 @@ def by_client(runs: Sequence[FinishedRun]) -> list[Sheet]:
     )
     head = ("client", "model", "test rows", *columns, *(f"{label} - {local}" for label in gains))
     title = f"{measure_of(runs).title} by client, {which}"
-    losers = _losers(columns, gains, columns.get(local, {}), measure_of(runs))
-    caption = "; ".join(filter(None, (_caption(runs, metric), losers)))
+    sites = sites_of(groups) if counts_rows(runs, metric) else {}
+    losers = _losers(columns, gains, columns.get(local, {}), measure_of(runs), sites)
+    spread = any(score.spread is not None for of in columns.values() for score in of.values())
+    about = "±: standard deviation over the runs" if spread else ""
+    caption = "; ".join(filter(None, (about, _caption(runs, metric), losers)))
     sheet = Sheet(title, head, lines, caption)
     replied = {rows.label: rounds_replied(rows.runs[0]) for rows in groups if len(rows.runs) == 1}
     wide = _with_replies(sheet, sorted(clients), replied)
@@ -104,17 +108,35 @@ def _score_text(score: ClientScore | None, show: Shower) -> str:
 
 
 def _losers(
-    columns: Mapping[str, Scores], gains: Sequence[str], local: Scores, measure: Metric
+    columns: Mapping[str, Scores],
+    gains: Sequence[str],
+    local: Scores,
+    measure: Metric,
+    sites: Mapping[str, Sites],
 ) -> str:
-    """Return a sentence that names the clients that a method makes worse than local training."""
+    """Return a sentence that names the clients that a method makes worse than local training.
+
+    ``sites`` are the clients' test rows by row of the study, if all runs have saved predictions.
+    Then the sentence says which differences are beyond chance.
+    """
     sign = 1 if measure.better == "higher" else -1
     lost = [
-        f"{columns[label][client].name} by {label}"
+        (label, client)
         for label in gains
         for client in sorted(columns[label].keys() & local.keys())
         if sign * (columns[label][client].score - local[client].score) < 0
     ]
-    return f"worse than {LOCAL} training: {listed(lost)}" if lost else ""
+    base = next((of for label, of in sites.items() if label == LOCAL), None)
+    known = base is not None and all(label in sites for label, _ in lost)
+    kinds: dict[str, list[str]] = {}
+    for label, client in lost:
+        kind = f"worse than {LOCAL} training"
+        if known and base is not None:
+            apart = sites[label][client].right - base[client].right
+            beyond = (mean_of_differences([apart.tolist()]).high or 0.0) < 0
+            kind += ", beyond chance" if beyond else ", perhaps by chance (95 % over rows)"
+        kinds.setdefault(kind, []).append(f"{columns[label][client].name} by {label}")
+    return "; ".join(f"{kind}: {listed(names)}" for kind, names in sorted(kinds.items()))
 
 
 def _all_metrics(groups: Sequence[RunGroup], which: str, run: FinishedRun) -> Sheet:

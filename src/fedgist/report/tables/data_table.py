@@ -8,6 +8,7 @@ from fedgist.errors import listed
 from fedgist.report.formatting import NONE, Sheet
 from fedgist.report.tables.client_scores import over_runs
 from fedgist.report.tables.comparison import Study
+from fedgist.runs.files.prediction_file import VALIDATION
 from fedgist.runs.finished.finished_run import FinishedRun
 
 MOST_CLIENTS = 50  # with more, a row per client says nothing at a glance
@@ -25,7 +26,9 @@ def data_sheets(study: Study) -> list[Sheet]:
     if first is None or first.split is None:
         return []
     facts = [fact for fact in _facts(first) if fact[1]]
-    sheets = [Sheet("Data", ("", "value"), tuple(facts))]
+    several = len({run.division for run in runs}) > 1
+    caption = f"numbers of rows: seed {first.seed}, division {first.division}" if several else ""
+    sheets = [Sheet("Data", ("", "value"), tuple(facts), caption)]
     if 1 < len(first.split["train"]) <= MOST_CLIENTS:
         sheets.append(_by_client(first, study.rows[0].runs))
     return sheets
@@ -37,11 +40,14 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     counts = split["train"]
     inputs = split.get("inputs") or []
     tested = sum(score.rows for score in over_runs([run], run.first).values())
+    said = run.predictions
+    held = 0 if said is None else len(said.of(VALIDATION).row)
     fractions = {key: section.get(key) for key in ("test_fraction", "folds", "repeats", "divide")}
     stated = [f"{key} = {value}" for key, value in fractions.items() if value not in {None, 1}]
     return [
         ("source", " ".join(str(section[key]) for key in ("name", "path") if key in section)),
         ("training rows", str(sum(map(sum, counts)))),
+        ("validation rows", f"{held:.0f}" if held else ""),
         ("test rows", f"{tested:.0f}" if tested else ""),
         ("classes", listed(map(str, split["classes"]), 20)),
         ("inputs", f"{len(inputs)}: {listed(inputs, MOST_INPUTS)}" if inputs else ""),

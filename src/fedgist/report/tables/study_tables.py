@@ -21,7 +21,7 @@ from fedgist.runs.files.columns import over_clients, spread_of
 BEST = "best: the highest test score of any round; do not report it, it was chosen on test rows"
 OVER_SEEDS = (
     "mean ± standard error and 95 % interval (Student's t) of the method, trained again with other "
-    "seeds on the same test rows"
+    "seeds on {}"
 )
 OVER_DIVISIONS = (
     "mean ± standard error and 95 % interval of the method, trained and tested again on other "
@@ -33,7 +33,8 @@ OVER_ROWS = (
     "clients are drawn (Wilson 1927; for the mean over clients with its effective number of rows)"
 )
 NO_INTERVAL = f"no interval of the mean over clients where one has fewer than {FEW_ROWS} rows"
-PAIRED = "difference from {0}, paired by {1}; p, two-sided: {2}; better: the better of the two"
+PAIRED = "difference from {0}, paired by {1}; p, two-sided: {2}"
+BETTER = "better: the better of the two"
 WILCOXON, CORRECTED_T = "Wilcoxon's signed-rank test", "corrected t test over divisions"
 CORRECTED = "p (Holm): after Holm's correction for {0} comparison{1}"
 TARGET = (
@@ -65,7 +66,17 @@ def sheets(study: Study) -> list[Sheet]:
 def subject_of(study: Study) -> str:
     """Return what the intervals of a study's results are about, in a sentence."""
     most = max((len(row.divisions) for row in study.rows), default=1)
-    return OVER_SEEDS if most == 1 else OVER_DIVISIONS.format(most)
+    if most > 1:
+        return OVER_DIVISIONS.format(most)
+    drawn = any(
+        run.recipe.get("privacy", {}).get("unit") == "record"
+        for row in study.rows
+        for run in row.runs
+    )
+    rows = "same validation rows" if "/validation/" in study.metric else "same test rows"
+    return OVER_SEEDS.format(
+        "rows that the seeds draw (privacy of records)" if drawn else f"the {rows}"
+    )
 
 
 def _columns(study: Study) -> dict[str, tuple[str, Cell]]:
@@ -121,7 +132,7 @@ def one_sheet(study: Study, names: Sequence[str]) -> Sheet:
         if study.reference is None and name in {"difference", "difference-interval", "p", "holm"}:
             raise ReportError(f"--columns {name} needs --reference: the row to compare with")
     columns = {"method": _name, **dict(known[name] for name in names)}
-    sheet = _sheet(_title(study), columns, study, _caption_of(study, best="best" in names))
+    sheet = _sheet(_title(study), columns, study, _caption_of(study, names))
     return _with_best_in_bold(sheet, study, ["method", *names])
 
 
@@ -159,10 +170,12 @@ def result_sheet(study: Study) -> Sheet:
     return _with_best_in_bold(sheet, study, ["method", *names])
 
 
-def _caption_of(study: Study, *, best: bool = False) -> str:
+def _caption_of(study: Study, names: Sequence[str] = ()) -> str:
     papers = [row.paper for row in study.rows if row.paper]
     sources = dict.fromkeys(paper.source for paper in papers if paper.source)
-    caption = [subject_of(study), *([BEST] if best else [])]
+    caption = [subject_of(study), *([BEST] if "best" in names else [])]
+    if {"difference", "difference-interval", "p", "holm"} & {*names}:
+        caption.append(f"differences and p: {_how_compared(study)}")
     caption += [f"paper: {source}" for source in sources]
     caption += simulated(run for row in study.rows for run in row.runs)
     if any(row.unfinished for row in study.rows):
@@ -208,13 +221,17 @@ def _differences(study: Study) -> Sheet | None:
         chances = (chance(versus.p), chance(versus.p_holm))
         rows.append((label, *numbers, better, *chances, str(difference.count)))
     columns = ("method", "difference", "95 % interval", "better", "p", "p (Holm)", "pairs")
-    divided = any(len(row.divisions) > 1 for row in study.rows)
-    how = ("division", CORRECTED_T) if divided else ("seed", WILCOXON)
     tests = sum(versus.p is not None for _, versus in compared)
     corrected = CORRECTED.format(tests, "" if tests == 1 else "s")
-    caption = PAIRED.format(study.reference, *how) + (f". {corrected}" if tests else "")
+    caption = f"{_how_compared(study)}; {BETTER}" + (f". {corrected}" if tests else "")
     unit = " (points)" if study.measure.unit == "fraction" else ""
     return Sheet(f"Against {study.reference}{unit}", columns, tuple(rows), caption)
+
+
+def _how_compared(study: Study) -> str:
+    divided = any(len(row.divisions) > 1 for row in study.rows)
+    how = ("division", CORRECTED_T) if divided else ("seed", WILCOXON)
+    return PAIRED.format(study.reference, *how)
 
 
 def _better(label: str, reference: str, difference: float, measure: Metric) -> str:

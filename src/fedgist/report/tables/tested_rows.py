@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fedgist.report.tables.client_scores import COUNTED, FEW_ROWS, keeps_clients
-from fedgist.report.tables.comparison import Row
+from fedgist.report.tables.comparison import Row, RunGroup
 from fedgist.report.tables.stats import Estimate, logit_interval, mean_of_differences, with_error
 from fedgist.runs.files.prediction_file import TEST, Numbers, Predictions
 from fedgist.runs.finished.finished_run import FinishedRun
@@ -54,7 +54,7 @@ class SiteRows:
 Sites = Mapping[int, SiteRows]  # by client
 
 
-def sites_of(rows: Sequence[Row]) -> dict[str, Sites]:
+def sites_of(rows: Sequence[Row | RunGroup]) -> dict[str, Sites]:
     """Return each row's clients with their common test rows: those that all rows of a study have.
 
     Rows of a study without saved predictions are left out, and all are if clients differ between

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedgist.errors import listed
 from fedgist.report.formatting import NONE, Sheet
 from fedgist.report.tables.client_scores import keeps_clients
 from fedgist.report.tables.comparison import Row
 from fedgist.report.tables.stats import wilson
-from fedgist.runs.files.prediction_file import TEST, VALIDATION, Predictions
+from fedgist.runs.files.prediction_file import TEST, VALIDATION, Numbers, Predictions
 from fedgist.runs.finished.finished_run import FinishedRun
 
 TWO = 2
-HEAD = ("client", "method", "threshold", "sensitivity", "95 %", "specificity", "95 %", "rows")
+HEAD = ("client", "method", "threshold", "sensitivity", "95 %", "specificity", "95 %")
 SPECIFICITY = 0.95  # of a run whose recipe does not say
+ROUNDING = 1e-9  # 0.95 x 20 is not exactly 19
+SMALLEST = 1e-45  # the least probability above 0 in float32
 
 
 @dataclass(frozen=True)
 class AtThreshold:
     """A client's threshold, chosen on its validation rows, and its test rows by that threshold.
 
-    It was chosen on ``chosen_on`` rows. ``found`` are the positive rows at or above it, and
-    ``spared`` the negative rows below it.
+    ``odds`` is the threshold on the log-odds of the positive class. It was chosen on ``chosen_on``
+    negative rows, and ``separates`` says whether a positive one of these rows was above it.
+    ``found`` are the positive test rows above it, and ``spared`` the negative ones below it.
     """
 
-    threshold: float
+    odds: float
     chosen_on: int
+    separates: bool
     positives: int
     negatives: int
     found: int
     spared: int
+
+    @property
+    def threshold(self) -> float:
+        """The threshold as a probability of the positive class."""
+        return float(1 / (1 + np.exp(-self.odds)))
 
 
 def class_names(run: FinishedRun) -> Sequence[str]:
@@ -51,26 +61,37 @@ def positive_class(run: FinishedRun) -> int | None:
     return names.index(str(stated)) if str(stated) in names else 1
 
 
+def log_odds(said: Predictions, positive: int) -> Numbers:
+    """Return the log-odds of the positive one of two classes, (rows,).
+
+    Probabilities that float32 rounds to 1 are told apart by the other class's.
+    """
+    with np.errstate(divide="ignore"):
+        logs = np.log(np.maximum(said.probability.astype(np.float64), SMALLEST))
+    return np.asarray(logs[:, positive] - logs[:, 1 - positive])
+
+
 def threshold_of(score: Sequence[float], positive: Sequence[bool], specificity: float) -> float:
-    """Return the least probability at which enough negative rows are below; NaN without any.
+    """Return the least threshold at which enough negative rows are below; NaN without any.
 
-    A row is called positive from the threshold on. The result is the probability of a row, or the
-    next number above the largest one of a negative row.
+    A row is called positive from the threshold on. The threshold is in the middle between the
+    largest score of a negative row that must be below it and the next larger score of any row.
 
-    >>> threshold_of([0.1, 0.3, 0.6, 0.9], [False, False, True, True], specificity=1.0)
-    0.6
-    >>> threshold_of([0.1, 0.7, 0.6], [False, False, True], specificity=0.5)
-    0.6
+    >>> threshold_of([1.0, 3.0, 6.0, 9.0], [False, False, True, True], specificity=1.0)
+    4.5
+    >>> threshold_of([1.0, 7.0, 6.0], [False, False, True], specificity=0.5)
+    3.5
     """
     scores, marks = np.asarray(score, dtype=np.float64), np.asarray(positive, dtype=bool)
     negatives = np.sort(scores[~marks])
     if not len(negatives) or not marks.any():
         return math.nan
-    above = float(np.nextafter(negatives[-1], math.inf))
-    for candidate in [*np.unique(scores).tolist(), above]:
-        if np.searchsorted(negatives, candidate) >= specificity * len(negatives) - 1e-9:
-            return float(candidate)
-    return above
+    below = math.ceil(specificity * len(negatives) - ROUNDING)
+    if not below:
+        return float(scores.min())
+    last = negatives[below - 1]
+    above = scores[scores > last]
+    return float((last + above.min()) / 2 if len(above) else np.nextafter(last, math.inf))
 
 
 def at_thresholds(run: FinishedRun) -> dict[int, AtThreshold]:
@@ -81,24 +102,28 @@ def at_thresholds(run: FinishedRun) -> dict[int, AtThreshold]:
     said, positive = run.predictions, positive_class(run)
     if said is None or positive is None:
         return {}
-    least = run.recipe.get("evaluate", {}).get("specificity", SPECIFICITY)
     test, chosen_on = said.of(TEST), said.of(VALIDATION)
     found = {}
     for client in np.unique(test.client).tolist():
         rows, others = (part.take(part.client == client) for part in (test, chosen_on))
-        score, is_positive = others.probability[:, positive], others.label == positive
-        threshold = threshold_of(score.tolist(), is_positive.tolist(), least)
-        if not math.isnan(threshold):
-            found[client] = _applied(rows, positive, threshold, len(others.row))
+        score, marks = log_odds(others, positive), others.label == positive
+        odds = threshold_of(score.tolist(), marks.tolist(), least_specificity(run))
+        if math.isnan(odds):
+            continue
+        is_positive, called = rows.label == positive, log_odds(rows, positive) >= odds
+        counts = is_positive, ~is_positive, is_positive & called, ~is_positive & ~called
+        found[client] = AtThreshold(
+            odds,
+            int((~marks).sum()),
+            bool((score[marks] >= odds).any()),
+            *(int(count.sum()) for count in counts),
+        )
     return found
 
 
-def _applied(rows: Predictions, positive: int, threshold: float, chosen_on: int) -> AtThreshold:
-    # in double precision: the next number above a score would be rounded back to it
-    called = rows.probability[:, positive].astype(np.float64) >= threshold
-    is_positive = rows.label == positive
-    counts = is_positive, ~is_positive, is_positive & called, ~is_positive & ~called
-    return AtThreshold(threshold, chosen_on, *(int(count.sum()) for count in counts))
+def least_specificity(run: FinishedRun) -> float:
+    """Return the specificity that a threshold must have on validation rows."""
+    return float(run.recipe.get("evaluate", {}).get("specificity", SPECIFICITY))
 
 
 def threshold_sheet(rows: Sequence[Row]) -> Sheet | None:
@@ -109,43 +134,55 @@ def threshold_sheet(rows: Sequence[Row]) -> Sheet | None:
     runs = [run for row in rows for run in row.runs]
     if not keeps_clients(runs):
         return None
-    lines = [line for row in rows for line in _lines(row)]
+    tests = {row.label: _by_client(row) for row in rows}
+    names = (runs[0].split or {}).get("clients") or ()
+    clients = sorted({client for of_clients in tests.values() for client in of_clients})
+    called = {client: names[client] if client < len(names) else str(client) for client in clients}
+    lines = [
+        (called[client], label, *_cells(of_clients[client], _times(row)))
+        for client in clients
+        for row, (label, of_clients) in zip(rows, tests.items(), strict=True)
+        if client in of_clients
+    ]
     if not lines:
         return None
     first = next(run for run in runs if positive_class(run) is not None)
     name = class_names(first)[positive_class(first) or 0]
-    least = first.recipe.get("evaluate", {}).get("specificity", SPECIFICITY)
+    least = least_specificity(first)
+    shown = [(called[c], of, row) for row in rows for c, of in tests[row.label].items()]
     return Sheet(
         f"Sensitivity and specificity for {name!r} by client (%)",
         HEAD,
-        tuple(sorted(lines, key=lambda line: line[0])),
-        f"each client's threshold is the least one with {100 * least:g} % specificity on its "
-        "validation rows; sensitivity and specificity are of its test rows, with Wilson's 95 % "
-        "interval of these models over rows; rows: positive + negative test rows, then those that "
-        "the threshold was chosen on; threshold: mean over runs",
+        tuple(lines),
+        f"of test rows, at each client's least threshold with {100 * least:g} % specificity on its "
+        "validation rows, as a probability, mean over runs; 95 %: Wilson's interval of these "
+        f"models and thresholds, over rows; {_rows_of(shown)}{_remarks(shown, least)}",
         named_by=2,
     )
 
 
-def _lines(row: Row) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of one row of a study, a line for each client with a threshold."""
-    of_runs = [at_thresholds(run) for run in row.runs]
-    names = (row.runs[0].split or {}).get("clients") or ()
+Tests = Sequence[AtThreshold]  # of one client, by run
+
+
+def _by_client(row: Row) -> dict[int, list[AtThreshold]]:
+    tests: dict[int, list[AtThreshold]] = {}
+    for run in row.runs:
+        for client, test in at_thresholds(run).items():
+            tests.setdefault(client, []).append(test)
+    return tests
+
+
+def _times(row: Row) -> float:
+    """Return how many runs test each row."""
     folds = max((run.recipe.get("data", {}).get("folds") or 1 for run in row.runs), default=1)
-    times = max(1.0, len(row.runs) / folds)  # that each row is tested
-    for client in sorted({client for found in of_runs for client in found}):
-        tests = [found[client] for found in of_runs if client in found]
-        threshold = float(np.mean([test.threshold for test in tests]))
-        pairs = [
-            (sum(test.found for test in tests), sum(test.positives for test in tests)),
-            (sum(test.spared for test in tests), sum(test.negatives for test in tests)),
-        ]
-        shown = [cell for count, whole in pairs for cell in _share(count, whole, times)]
-        name = names[client] if client < len(names) else str(client)
-        counts = [whole / times for _, whole in pairs]
-        chosen_on = float(np.mean([test.chosen_on for test in tests]))
-        rows = f"{counts[0]:.4g} + {counts[1]:.4g}, {chosen_on:.4g}"
-        yield (name, row.label, f"{threshold:.3f}", *shown, rows)
+    return max(1.0, len(row.runs) / folds)
+
+
+def _cells(tests: Tests, times: float) -> tuple[str, ...]:
+    threshold = float(np.mean([test.threshold for test in tests]))
+    positives = sum(test.found for test in tests), sum(test.positives for test in tests)
+    negatives = sum(test.spared for test in tests), sum(test.negatives for test in tests)
+    return (f"{threshold:.3f}", *_share(*positives, times), *_share(*negatives, times))
 
 
 def _share(count: int, whole: int, times: float) -> tuple[str, str]:
@@ -154,3 +191,34 @@ def _share(count: int, whole: int, times: float) -> tuple[str, str]:
         return NONE, NONE
     low, high = wilson(count / whole, whole / times)
     return f"{100 * count / whole:.1f}", f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _rows_of(shown: Sequence[tuple[str, Tests, Row]]) -> str:
+    """Return each client's numbers of test rows, and of those that thresholds were chosen on."""
+    said: dict[str, str] = {}
+    for name, tests, row in shown:
+        positives = sum(test.positives for test in tests) / _times(row)
+        negatives = sum(test.negatives for test in tests) / _times(row)
+        chosen_on = sum(test.chosen_on for test in tests) / len(tests)
+        said.setdefault(name, f"{name} {positives:.4g} + {negatives:.4g}, {chosen_on:.3g}")
+    return "positive + negative test rows, negative validation rows: " + "; ".join(said.values())
+
+
+def _remarks(shown: Sequence[tuple[str, Tests, Row]], least: float) -> str:
+    """Return remarks on thresholds that were chosen on few rows, or that separate nothing."""
+    enough = math.inf if least == 1 else 1 / (1 - least)
+    few = {name for name, tests, _ in shown if min(t.chosen_on for t in tests) < enough - ROUNDING}
+    none = [
+        f"{name}, {row.label} ({count} of {len(tests)})"
+        for name, tests, row in shown
+        if (count := sum(not test.separates for test in tests))
+    ]
+    remarks = ""
+    if few and least < 1:
+        remarks += (
+            f"; with fewer than {enough:.0f} negative validation rows ({listed(sorted(few))}) none "
+            "of them may be above the threshold, which is uncertain"
+        )
+    if none:
+        remarks += f"; runs in which no positive validation row is above it: {listed(none)}"
+    return remarks
