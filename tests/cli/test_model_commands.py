@@ -108,6 +108,25 @@ def test_predictions_have_the_ids_of_rows(tmp_path: Path) -> None:
     assert bare.startswith("row,label,")
 
 
+def test_rows_of_other_clients_are_counted(tmp_path: Path) -> None:
+    frame = table_of(60, 3).assign(site=["Bonn", "Kiel", "Ulm"] * 20)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "t.csv"), "label": "state", "client": "site"}
+    recipe = {
+        "data": data,
+        "partition": {"name": "natural"},
+        "train": {"num_rounds": 1},
+        "engine": ENGINE,
+    }
+    fedgist.run(recipe, out=tmp_path / "run")
+    said = of("predict", tmp_path / "run", tmp_path / "t.csv", "--client", 1).stderr
+    assert "! rows of other clients (Bonn, Ulm): 40; all rows are predicted by the" in said
+    frame[frame.site == "Kiel"].to_csv(tmp_path / "own.csv", index=False)
+    own = of("predict", tmp_path / "run", tmp_path / "own.csv", "--client", "Kiel")
+    assert "other clients" not in own.stderr
+    assert own.stdout.startswith("row,label,")
+
+
 @pytest.mark.slow
 def test_accuracy_is_said_where_there_are_labels(run: Path) -> None:
     labels, _ = predicted(run, 1)

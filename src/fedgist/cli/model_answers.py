@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgist.core.objectives.metrics import LOSS, Metric
 from fedgist.core.objectives.target import Target
 from fedgist.data.lazy_rows import pieces_of
-from fedgist.data.sources.further_labels import image_names, read_labels, row_ids
+from fedgist.data.sources.further_labels import columns_beside, image_names, read_labels
 from fedgist.data.sources.image_folder import notes_on_files
 from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import encoded_texts, further_texts
@@ -34,7 +34,7 @@ from fedgist.runs.evaluation import score_rows
 from fedgist.runs.files import atomic_files
 from fedgist.runs.files.record import to_json
 from fedgist.runs.finished.probes import PROBES, probed
-from fedgist.runs.finished.trained_models import ClientModel, server_net, trained_model
+from fedgist.runs.finished.trained_models import SERVER, ClientModel, server_net, trained_model
 from fedgist.runs.round import ServerRun
 from fedgist.world.data import client_number
 from fedgist.world.world import World
@@ -59,7 +59,7 @@ def predict(
     else:
         files = None if world.data.text else image_names(data)
         lines = prediction_lines(target, answers, names, files)
-        lines = _with_ids(lines, data, world)
+        lines = _with_ids(lines, data, world, client)
         if isinstance(examples, Tensor) and model.data.columns:
             lines = _with_unusual(lines, model.data.columns, examples)
         _write(lines, out)
@@ -67,17 +67,37 @@ def predict(
         _say_score(data, world, model, examples)
 
 
-def _with_ids(lines: Sequence[Sequence[str]], data: Path, world: World) -> list[list[str]]:
+def _with_ids(
+    lines: Sequence[Sequence[str]], data: Path, world: World, client: str
+) -> list[list[str]]:
     """Return the lines with the columns of the table that tell its rows apart, such as ids."""
     options = world.server.setup.recipe.data.options
-    columns = [*(options.get("ignore") or ()), *filter(None, [options.get("group")])]
+    owner = options.get("client")
+    asked = [*(options.get("ignore") or ()), *filter(None, [options.get("group"), owner])]
+    cells = columns_beside(data, world.data, list(dict.fromkeys(map(str, asked))))
+    _say_whose(cells.pop(str(owner), []), world, client)
     header, *rest = map(list, lines)
-    ids = row_ids(data, world.data, list(dict.fromkeys(columns)))
-    for place, (name, cells) in enumerate(ids.items(), 1):
+    ids = {name: column for name, column in cells.items() if len({*column}) == len(column)}
+    for place, (name, column) in enumerate(ids.items(), 1):
         header.insert(place, f"table: {name}" if name in header else name)
-        for line, cell in zip(rest, cells, strict=True):
+        for line, cell in zip(rest, column, strict=True):
             line.insert(place, cell)
     return [header, *rest]
+
+
+def _say_whose(owners: Sequence[str], world: World, client: str) -> None:
+    """Count the rows of other clients than the one whose model predicts them all."""
+    names = world.partition.names
+    if not names or (client.startswith(SERVER) and client not in names):
+        return
+    called = names[client_number(world.partition, client)]
+    others = [name for name in owners if name.strip() not in {"", called}]
+    if others:
+        say(
+            f"! rows of other clients ({listed(sorted({*others}))}): {len(others)}; all rows are "
+            f"predicted by the model of {called}",
+            error=True,
+        )
 
 
 def _check_file(target: Target, out: Path | None) -> None:

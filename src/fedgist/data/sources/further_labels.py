@@ -61,17 +61,13 @@ def read_labels(
     return every
 
 
-def row_ids(path: str | Path, data: Dataset, columns: Sequence[str]) -> dict[str, list[str]]:
-    """Return those ``columns`` of a table, by name, that have another value in each row.
-
-    Other files, and tables without such a column, have none.
-    """
+def columns_beside(path: str | Path, data: Dataset, columns: Sequence[str]) -> dict[str, list[str]]:
+    """Return the cells (rows,) of those ``columns`` that a table has; other files have none."""
     place = Path(path).expanduser()
     if place.is_dir() or data.text or not is_table(place):
         return {}
     table = load_table(existing(place), data.form)
-    cells = {name: texts(table, name) for name in columns if name in table.frame.columns}
-    return {name: c.tolist() for name, c in cells.items() if len(np.unique(c)) == len(c)}
+    return {name: texts(table, name).tolist() for name in columns if name in table.frame.columns}
 
 
 def _of_texts(place: Path, data: Dataset, columns: Sequence[str], text: str) -> Tensor | None:
