@@ -19,7 +19,7 @@ import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import RecipeError
 from fedgist.report.pictures import study_pictures as pictures
-from fedgist.report.tables import comparison
+from fedgist.report.tables import comparison, tested_rows
 from fedgist.report.tables.row_tables import row_sheets
 from fedgist.report.tables.stats import logit_interval, mean_of_differences
 from fedgist.report.tables.tested_rows import (
@@ -288,6 +288,17 @@ def test_the_tables_of_a_comparison(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     for words in ("over test rows (points)", "one vote a row", "Sensitivity and specificity"):
         assert words in done.output
+
+
+def test_very_many_rows_are_not_drawn_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tested_rows, "MOST_WORK", 400)
+    study = comparison.study(find([folder]), reference="local")
+    metrics, against, *_ = row_sheets(study)
+    assert metrics.columns == ("method", "Balanced accuracy", "Macro F1", "AUROC")
+    intervals = {row[1].partition(":")[0]: row[3] != "-" for row in against.rows}
+    assert [name for name, has in intervals.items() if has] == ["one vote a row"]
+    for sheet in (metrics, against):
+        assert "too many rows to draw other ones: fedavg, local" in sheet.caption
 
 
 def test_the_recipe_says_the_positive_class_and_the_specificity(tmp_path: Path) -> None:

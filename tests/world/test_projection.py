@@ -132,7 +132,7 @@ def test_weights_of_the_model_without_projection_start_its_body(tmp_path: Path) 
     assert torch.equal(start.params["1.weight"], plain.state_dict()["1.weight"])
     assert "the head keeps its random start" in made.server.notes[0]
     assert "not used: 4.bias, 4.weight" in made.server.notes[0]
-    assert title(made.server, "").endswith("mlp (projected to 4 features), seed 0")
+    assert title(made.server, "").endswith("mlp (118 parameters, projected to 4 features), seed 0")
 
 
 def test_an_architecture_may_state_its_own() -> None:

@@ -20,6 +20,7 @@ from fedgist.report.tables.tested_rows import (
     metrics_of,
     resampled,
     sites_of,
+    takes_long,
 )
 from fedgist.report.tables.thresholds import threshold_sheet
 
@@ -45,6 +46,8 @@ def row_sheets(study: Study) -> list[Sheet]:
     values = _values(study, sites)
     absent = [row.label for row in study.rows if row.label not in sites]
     missing = f"; not shown, without saved predictions: {listed(absent)}" if absent else ""
+    large = [label for label, own in sites.items() if takes_long(own)]
+    missing += f"; no intervals, too many rows to draw other ones: {listed(large)}" if large else ""
     made = [_metrics(study, values), _differences(study, sites, values)]
     shown = [replace(sheet, caption=sheet.caption + missing) for sheet in made if sheet is not None]
     thresholds = threshold_sheet(study.rows)

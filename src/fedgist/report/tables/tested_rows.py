@@ -18,7 +18,9 @@ from fedgist.report.tables.stats import Estimate, logit_interval, mean_of_differ
 from fedgist.runs.files.prediction_file import TEST, Numbers, Predictions
 from fedgist.runs.finished.finished_run import FinishedRun
 
-DRAWS = 1000  # of the rows of each client, with replacement
+MOST_DRAWS, FEWEST_DRAWS = 1000, 100  # of the rows of each client, with replacement
+MOST_WORK = 1_000_000  # rows x classes x runs of a row of a study whose metrics are resampled
+DRAWN_ROWS = 5_000_000  # in all draws together: of more than 5,000 rows there are fewer draws
 RARE_ROWS = 10  # of a client's rarer class, below which a metric of classes has no interval
 AT_ONCE = 1 << 22  # numbers of weights held at once
 
@@ -159,9 +161,10 @@ class Resampled:
     @property
     def estimate(self) -> Estimate:
         """The value, with an interval on the logit scale by the spread of the draws."""
+        if not self.has_interval:
+            return Estimate(1, self.value)
         error = float(np.std(self.draws))
-        bounds = logit_interval(self.value, error) if self.has_interval else (None, None)
-        return Estimate(1, self.value, None, *bounds)
+        return Estimate(1, self.value, None, *logit_interval(self.value, error))
 
     def minus(self, other: Resampled) -> Estimate:
         """Return the difference from another row's value, on the same draws of rows."""
@@ -174,8 +177,12 @@ class Resampled:
 def resampled(sites: Sites, metric: str) -> Resampled | None:
     """Return a metric's mean over clients for these rows, and for draws of them; None without one.
 
-    A client whose rows do not define the metric is left out, as in evaluation.
+    A client whose rows do not define the metric is left out, as in evaluation. There are no draws
+    if they would take long.
     """
+    count = sum(len(site.rows) for site in sites.values())
+    times = max(FEWEST_DRAWS, min(MOST_DRAWS, DRAWN_ROWS // max(1, count)))
+    times = 0 if takes_long(sites) else times
     values, draws = [], []
     with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
         warnings.simplefilter("ignore")  # numpy warns of clients whose rows have one class
@@ -183,23 +190,23 @@ def resampled(sites: Sites, metric: str) -> Resampled | None:
             value = float(_measured(site, np.ones((1, len(site.rows))), metric)[0])
             if not np.isnan(value):
                 values.append(value)
-                draws.append(_drawn(client, site, metric))
+                draws.append(_drawn(client, site, metric, times))
         if not values:
             return None
-        enough = all(site.rarest >= RARE_ROWS for site in sites.values())
+        enough = times > 0 and all(site.rarest >= RARE_ROWS for site in sites.values())
         return Resampled(float(np.mean(values)), np.nanmean(draws, 0), enough)
 
 
-def _drawn(client: int, site: SiteRows, metric: str) -> Numbers:
-    """Return the metric for each draw of the client's rows, the same for all methods: (DRAWS,)."""
+def _drawn(client: int, site: SiteRows, metric: str, times: int) -> Numbers:
+    """Return the metric for each draw of the client's rows, the same for all methods: (times,)."""
     rng, count = np.random.default_rng(client), len(site.rows)
     at_once = max(1, AT_ONCE // count)
     pieces = []
-    for start in range(0, DRAWS, at_once):
-        size = min(at_once, DRAWS - start)
+    for start in range(0, times, at_once):
+        size = min(at_once, times - start)
         weights = rng.multinomial(count, np.full(count, 1 / count), size).astype(np.float64)
         pieces.append(_measured(site, weights, metric))
-    return np.concatenate(pieces)
+    return np.concatenate(pieces) if pieces else np.zeros(0)
 
 
 def _measured(site: SiteRows, weights: Numbers, metric: str) -> Numbers:
@@ -231,6 +238,15 @@ def difference(sites: Sites, others: Sites) -> RowDifference:
         over_clients = Estimate(len(apart), over_clients.mean)
     over_rows = mean_of_differences([whole.tolist()])
     return RowDifference(over_clients, over_rows, int((whole > 0).sum()), int((whole < 0).sum()))
+
+
+def takes_long(sites: Sites) -> bool:
+    """Return whether resampling these rows takes more than a few seconds."""
+    work = (
+        len(site.rows) * len(site.tests) * max(1, site.tests[0][1].probability.shape[1])
+        for site in sites.values()
+    )
+    return bool(sum(work) > MOST_WORK)
 
 
 def metrics_of(rows: Sequence[Row]) -> list[str]:
