@@ -26,7 +26,7 @@ $(STAMP): $(READY)
 	$(PIP) -c constraints.txt --group dev --group docs -e ".[plot,table,images,huggingface,tune,onnx,track,privacy,text,federation,ray]"
 	touch $(STAMP)
 
-demo: $(READY) ## A minute and a half, 1.1 GB: FedLog, local training and FedAvg on twenty clients with two kinds of model
+demo: $(READY) ## A good minute, 1.1 GB: FedLog, local training and FedAvg on twenty clients with two kinds of model
 	$(BIN)/fedgist run demo --out runs/demo/fedlog --overwrite
 	$(BIN)/fedgist run demo --out runs/demo/local --overwrite --set method.name=local
 	$(BIN)/fedgist run demo --out runs/demo/fedavg --overwrite --set method.name=fedavg
