@@ -20,6 +20,7 @@ from fedgist.cli.main import app
 from fedgist.errors import RecipeError
 from fedgist.report.pictures import study_pictures as pictures
 from fedgist.report.tables import comparison, tested_rows
+from fedgist.report.tables.client_tables import by_client
 from fedgist.report.tables.row_tables import row_sheets
 from fedgist.report.tables.stats import logit_interval, mean_of_differences
 from fedgist.report.tables.tested_rows import (
@@ -288,6 +289,26 @@ def test_the_tables_of_a_comparison(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     for words in ("over test rows (points)", "one vote a row", "Sensitivity and specificity"):
         assert words in done.output
+
+
+@pytest.mark.parametrize("lost", range(len(NAMES)))
+def test_a_client_without_predictions_is_in_no_comparison_over_rows(
+    folder: Path, lost: int
+) -> None:
+    """A model that diverged has none: whether its client loses is then said without its chance."""
+    runs, said_of = find([folder]), by_client(find([folder]))[0].caption
+    for run in runs:
+        said = said_in(run.folder)
+        if run.name == "local":
+            run.__dict__["predictions"] = said.take(said.client != lost)
+    parts = by_client(runs)[0].caption.split("; ")
+    named = [part for part in parts if f"{NAMES[lost]} by fedavg" in part]
+    assert bool(named) == (f"{NAMES[lost]} by fedavg" in said_of)
+    assert all(part.startswith("worse than local training: ") for part in named)
+
+
+def test_who_loses_is_said_for_some_client(folder: Path) -> None:
+    assert any(f"{name} by fedavg" in by_client(find([folder]))[0].caption for name in NAMES)
 
 
 def test_very_many_rows_are_not_drawn_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,8 @@ def by_client(runs: Sequence[FinishedRun]) -> list[Sheet]:
     head = ("client", "model", "test rows", *columns, *(f"{label} - {local}" for label in gains))
     title = f"{measure_of(runs).title} by client, {which}"
     sites = sites_of(groups) if counts_rows(runs, metric) else {}
-    losers = _losers(columns, gains, columns.get(local, {}), measure_of(runs), sites)
+    alone = sites.get(local, {})
+    losers = _losers(columns, gains, columns.get(local, {}), measure_of(runs), sites, alone)
     spread = any(score.spread is not None for of in columns.values() for score in of.values())
     about = "±: standard deviation over the runs" if spread else ""
     caption = "; ".join(filter(None, (about, _caption(runs, metric), losers)))
@@ -113,11 +114,13 @@ def _losers(
     local: Scores,
     measure: Metric,
     sites: Mapping[str, Sites],
+    alone: Sites,
 ) -> str:
     """Return a sentence that names the clients that a method makes worse than local training.
 
-    ``sites`` are the clients' test rows by row of the study, if all runs have saved predictions.
-    Then the sentence says which differences are beyond chance.
+    ``sites`` are the clients' test rows by row of the study, and ``alone`` those of local training,
+    of clients with saved predictions. Of these the sentence says which differences are beyond
+    chance.
     """
     sign = 1 if measure.better == "higher" else -1
     lost = [
@@ -126,13 +129,12 @@ def _losers(
         for client in sorted(columns[label].keys() & local.keys())
         if sign * (columns[label][client].score - local[client].score) < 0
     ]
-    base = next((of for label, of in sites.items() if label == LOCAL), None)
-    known = base is not None and all(label in sites for label, _ in lost)
     kinds: dict[str, list[str]] = {}
     for label, client in lost:
         kind = f"worse than {LOCAL} training"
-        if known and base is not None:
-            apart = sites[label][client].right - base[client].right
+        own, base = sites.get(label, {}).get(client), alone.get(client)
+        if own is not None and base is not None:
+            apart = own.right - base.right
             beyond = (mean_of_differences([apart.tolist()]).high or 0.0) < 0
             kind += ", beyond chance" if beyond else ", perhaps by chance (95 % over rows)"
         kinds.setdefault(kind, []).append(f"{columns[label][client].name} by {label}")
