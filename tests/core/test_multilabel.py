@@ -32,7 +32,7 @@ def batch(*, missing: bool = False) -> Batch:
 
 def measured(objective: Multilabel, rows: Batch) -> dict[str, float]:
     predictions = objective.predict_rows(LOGITS, rows)
-    stacked = type(predictions)(predictions.loss.unsqueeze(0), predictions.probability.unsqueeze(0))
+    stacked = type(predictions)(predictions.loss.unsqueeze(0), predictions.logits.unsqueeze(0))
     values = objective.measure(stacked, rows.y.unsqueeze(0), rows.mask.unsqueeze(0))
     return {name: float(value) for name, value in values.items()}
 
@@ -123,3 +123,15 @@ def test_metrics_of_ranks_equal_scikit_learns_with_ties_and_absent_rows(
         assert area == pytest.approx(roc_auc_score(kept, kept_score))
     else:
         assert math.isnan(area)
+
+
+def test_sure_rows_of_a_label_are_told_apart() -> None:
+    # rejects ranks of probabilities, which are all 1 in float32
+    logits = torch.tensor([[20.0], [40.0], [30.0], [50.0]])
+    y = torch.tensor([[0.0], [1.0], [0.0], [1.0]])
+    rows = Batch(torch.zeros(4, 1), y, torch.ones(4, dtype=torch.bool))
+    objective = Multilabel(1, chosen=("auroc", "average_precision"), per_label=False)
+    said = objective.predict_rows(logits, rows)
+    one = type(said)(said.loss.unsqueeze(0), said.logits.unsqueeze(0))
+    values = objective.measure(one, y.unsqueeze(0), rows.mask.unsqueeze(0))
+    assert float(values["auroc"]) == float(values["average_precision"]) == 1.0

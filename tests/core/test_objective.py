@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 import warnings
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import sklearn.metrics
 import torch
 from hypothesis import given, settings
@@ -37,6 +40,11 @@ def marked(
     mask = torch.arange(longest) < torch.tensor(sizes).unsqueeze(1)
     predictions = torch.func.vmap(EVERY.predict_rows)(logits, Batch(logits, y, mask))
     return predictions, y, mask
+
+
+def in_full(logits: torch.Tensor) -> Any:
+    """Return probabilities in which rounding makes no ties, and breaks none, (rows, classes)."""
+    return torch.softmax(logits.double(), -1).numpy().round(14)
 
 
 def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
@@ -109,7 +117,7 @@ def test_every_metric_is_scikit_learns(*, seed: int, sizes: list[int], ties: boo
     total = np.zeros((CLASSES, CLASSES), dtype=int)
     for k, size in enumerate(sizes):
         truth, label = y[k, :size].numpy(), predictions.label[k, :size].numpy()
-        oracle = expected(truth, label, predictions.scores[k, :size].double().numpy())
+        oracle = expected(truth, label, in_full(predictions.logits[k, :size]))
         for name, value in values.items():
             assert float(value[k]) == pytest.approx(oracle[name], abs=2e-6, nan_ok=True), name
         if size:
@@ -122,12 +130,12 @@ def test_only_the_metrics_chosen_are_measured_and_scores_kept_for_them() -> None
     few = OBJECTIVES["classes"](CLASSES, ("macro_f1",))
     logits, y = random.normal(random.key(0), (5, CLASSES)), torch.zeros(5, dtype=torch.int64)
     predictions = few.predict_rows(logits, Batch(logits, y, torch.ones(5, dtype=torch.bool)))
-    assert predictions.scores.shape == (5, 0)
+    assert predictions.logits.shape == (5, 0)
     values = few.measure(
         ClassPredictions(
             *(
                 leaf.unsqueeze(0)
-                for leaf in (predictions.loss, predictions.label, predictions.scores)
+                for leaf in (predictions.loss, predictions.label, predictions.logits)
             )
         ),
         y.unsqueeze(0),
@@ -143,11 +151,47 @@ def test_a_confidence_on_the_edge_of_a_bin_is_in_the_bin_below() -> None:
     scores = torch.tensor([[[0.6, 0.4], [0.62, 0.38]]], dtype=torch.float64)
     y, none = torch.tensor([[0, 1]]), torch.zeros(1, 2)
     rows = LabelledPredictions(
-        ClassPredictions(none, torch.zeros(1, 2, dtype=torch.int64), scores), y, y >= 0, 2
+        ClassPredictions(none, torch.zeros(1, 2, dtype=torch.int64), scores.log()), y, y >= 0, 2
     )
     seen = float(class_metrics.calibration_error(rows))
     assert seen == pytest.approx((abs(1 - 0.6) + abs(0 - 0.62)) / 2)
     assert seen != pytest.approx(abs((1 - 0.6) + (0 - 0.62)) / 2)
+
+
+@given(seed=st.integers(0, 10**6), classes=st.integers(2, 6), scale=st.floats(1, 3000))
+def test_log_odds_tell_sure_rows_apart(*, seed: int, classes: int, scale: float) -> None:
+    """Seen: of an overconfident model all rows whose probability rounds to 1 were one tie."""
+    logits = scale * random.normal(random.key(seed), (40, classes))
+    logits = torch.cat([logits, logits.flip(-1), logits + 0.0])  # equal rows, and others in reverse
+    with decimal.localcontext(prec=60):
+        exact = np.array([odds([Decimal(value).exp() for value in row]) for row in logits.tolist()])
+    none = torch.zeros(len(logits))
+    found = ClassPredictions(none, none.long(), logits).log_odds.numpy()
+    np.testing.assert_allclose(found, exact, rtol=3e-7, atol=1e-6)
+    for expected, column in zip(exact.astype(np.float32).T, found.T, strict=True):
+        assert (scipy.stats.rankdata(column) == scipy.stats.rankdata(expected)).all()
+
+
+def odds(row: list[Decimal]) -> list[float]:
+    """Return the log-odds of each class from numbers that its probability is proportional to."""
+    others = [sum(row[:c] + row[c + 1 :], Decimal(0)) for c in range(len(row))]
+    return [float((own / rest).ln()) for own, rest in zip(row, others, strict=True)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_the_area_of_a_sure_model_is_that_of_its_ranks(scale: float) -> None:
+    # rejects ranks of probabilities in float32, which are 0 or 1 at the larger scale
+    rows = random.normal(random.key(5), (1, 60, 2))
+    y = (rows[..., 1] - rows[..., 0] + random.normal(random.key(6), (1, 60)) > 0).long()
+    mask = torch.ones(1, 60, dtype=torch.bool)
+    both = Classes(2, ("auroc", "average_precision"))
+    said = torch.func.vmap(both.predict_rows)(scale * rows, Batch(rows, y, mask))
+    score, truth = (rows[0, :, 1] - rows[0, :, 0]).numpy(), y[0].numpy()
+    found = both.measure(said, y, mask)
+    assert float(found["auroc"]) == pytest.approx(sklearn.metrics.roc_auc_score(truth, score))
+    assert float(found["average_precision"]) == pytest.approx(
+        sklearn.metrics.average_precision_score(truth, score)
+    )
 
 
 def test_every_metric_says_its_unit_and_which_end_is_better() -> None:
@@ -164,7 +208,7 @@ def binary(positive: int | None = None) -> dict[str, float]:
     y = torch.tensor([0, 0, 1, 0, 1, 1, 0, 1])
     logits = torch.stack([1 - p, p], 1).log()
     rows = objective.predict_rows(logits, Batch(logits, y, torch.ones(8, dtype=torch.bool)))
-    one = ClassPredictions(*(leaf.unsqueeze(0) for leaf in (rows.loss, rows.label, rows.scores)))
+    one = ClassPredictions(*(leaf.unsqueeze(0) for leaf in (rows.loss, rows.label, rows.logits)))
     measured = objective.measure(one, y.unsqueeze(0), torch.ones(1, 8, dtype=torch.bool))
     return {name: float(value) for name, value in measured.items()}
 

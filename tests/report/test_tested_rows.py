@@ -30,7 +30,7 @@ from fedgist.report.tables.tested_rows import (
     resampled,
     sites_of,
 )
-from fedgist.report.tables.thresholds import at_thresholds, log_odds, threshold_of
+from fedgist.report.tables.thresholds import at_thresholds, threshold_of
 from fedgist.runs.files.prediction_file import TEST, VALIDATION, Predictions, read_predictions
 from fedgist.runs.files.record import PREDICTIONS
 from fedgist.runs.finished.run_reader import find
@@ -119,7 +119,7 @@ def test_weighted_metrics_are_scikit_learns(classes: int) -> None:
         p /= p.sum(1, keepdims=True)
         y = np.concatenate([np.arange(classes), rng.integers(0, classes, rows - classes)])
         none = np.zeros(rows, dtype=np.int64)
-        said = Predictions(none, none, y, none, p.argmax(1), p)
+        said = Predictions(none, none, y, none, p.argmax(1), np.log(p / (1 - p)).round(12))
         weights = rng.integers(1, 4, (3, rows)).astype(np.float64)
         found = {name: measure(weights, said) for name, measure in RESAMPLED.items()}
         for draw, weight in enumerate(weights):
@@ -254,15 +254,15 @@ def test_thresholds_are_applied_to_test_rows(folder: Path) -> None:
 
 def test_probabilities_that_round_to_one_are_told_apart() -> None:
     """Seen: of an overconfident model all sure rows were one tie, and its sensitivity was 0."""
-    sure = np.array([[1e-20, 1.0], [1e-12, 1.0], [1e-9, 1.0], [0.5, 0.5], [0.0, 1.0]], np.float32)
-    none = np.zeros(5, dtype=np.int64)
-    odds = log_odds(Predictions(none, none, none, none, none, sure), 1)
-    assert np.argsort(odds).tolist() == [3, 2, 1, 0, 4]
-    assert np.isfinite(odds).all()
-    assert log_odds(Predictions(none, none, none, none, none, sure), 0) == pytest.approx(-odds)
+    odds = np.array([46.0, 27.6, 20.7, 0.0, 120.0], np.float32)
     mark = np.array([True, False, False, False, True])
+    none = np.zeros(5, dtype=np.int64)
+    said = Predictions(none, none, mark, none, none, np.stack([-odds, odds], 1))
+    assert said.probability[:, 1] == pytest.approx([1.0, 1.0, 1.0, 0.5, 1.0], abs=1e-8)
+    assert said.probability.sum(1) == pytest.approx(np.ones(5))
     found = threshold_of(odds.tolist(), mark.tolist(), 1.0)
     assert odds[1] < found < odds[0]
+    assert RESAMPLED["auroc"](np.ones((1, 5)), said).tolist() == [1.0]
 
 
 def test_few_validation_rows_are_remarked(folder: Path) -> None:

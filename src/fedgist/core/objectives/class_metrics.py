@@ -23,13 +23,33 @@ BINARY = 2
 class ClassPredictions:
     """Per-row results of classification, from which metrics are computed.
 
-    ``loss`` (rows,) is in nats, and ``label`` (rows,) is the predicted class. ``scores`` (rows,
-    classes) are the probabilities, or (rows, 0) if no metric needs them. Absent rows hold zeros.
+    ``loss`` (rows,) is in nats, and ``label`` (rows,) is the predicted class. ``logits`` are (rows,
+    classes), or (rows, 0) if no metric needs them. Absent rows hold zeros.
     """
 
     loss: Tensor
     label: Tensor
-    scores: Tensor
+    logits: Tensor
+
+    @property
+    def probability(self) -> Tensor:
+        """Probability of each class, (rows, classes)."""
+        return torch.exp(self.logits - torch.logsumexp(self.logits, -1, keepdim=True))
+
+    @property
+    def log_odds(self) -> Tensor:
+        """Log-odds of each class against all others, (rows, classes).
+
+        They tell rows apart whose probability is rounded to 0 or 1. They are computed in float64
+        and rounded, so that rows with the same odds are equal.
+        """
+        logits = self.logits.to(torch.float64)
+        largest = logits.argmax(-1, keepdim=True)
+        others = logits.scatter(-1, largest, -torch.inf).logsumexp(-1, keepdim=True)
+        log_p = logits.log_softmax(-1)
+        odds = log_p - torch.log1p(-log_p.exp())  # inexact where p is near 1: replaced
+        exact = odds.scatter(-1, largest, logits.gather(-1, largest) - others)
+        return exact.to(self.logits.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +119,8 @@ def average_precision(p: LabelledPredictions) -> Tensor:
 
 
 def _each_against_the_rest(p: LabelledPredictions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, which rows are of the class, and which are present: (K, classes, rows)."""
-    scores = p.predictions.scores.movedim(2, 1)
+    """Return log-odds, which rows are of the class, and which are present: (K, classes, rows)."""
+    scores = p.predictions.log_odds.movedim(2, 1)
     classes = torch.arange(p.num_classes, device=p.y.device).view(1, -1, 1)
     present = p.mask.unsqueeze(1).expand(scores.shape)
     return scores, (p.y.unsqueeze(1) == classes) & present, present
@@ -112,7 +132,7 @@ def brier(p: LabelledPredictions) -> Tensor:
     As in scikit-learn, it is summed over classes, from 0 to 2. With two classes it is halved, from
     0 to 1.
     """
-    scores = p.predictions.scores.to(torch.float64)
+    scores = p.predictions.probability.to(torch.float64)
     truth = torch.nn.functional.one_hot(p.y, p.num_classes)
     error = (scores - truth).square().sum(2)
     mean = torch.where(p.mask, error, 0.0).sum(1) / p.mask.sum(1)
@@ -125,7 +145,7 @@ def calibration_error(p: LabelledPredictions) -> Tensor:
     The confidence is the largest probability. Rows are in 15 bins of equal width, open on the left.
     The result is the mean difference of accuracy and confidence in a bin, weighted by its rows.
     """
-    confidence, label = p.predictions.scores.max(2)
+    confidence, label = p.predictions.probability.max(2)
     inside = (torch.ceil(confidence * BINS) - 1).clamp(0, BINS - 1).long()
     error = (label == p.y).to(torch.float64) - confidence
     of_row = torch.where(p.mask, error, 0.0)

@@ -81,26 +81,25 @@ class Classes:
         return torch.softmax(logits, -1)
 
     def predict_rows(self, logits: Tensor, batch: Batch) -> ClassPredictions:
-        """Return the cross-entropy, the most likely class and the probabilities of each row.
+        """Return the cross-entropy, the most likely class and the logits of each row.
 
         ``logits`` are (batch, classes).
         """
         normalizer = torch.logsumexp(logits, -1)
         loss = normalizer - logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
         kept = logits[..., :0] if OF_LABELS.issuperset(self.chosen) else logits
-        scores = torch.exp(kept - normalizer.unsqueeze(-1))
         present = batch.mask
         return ClassPredictions(
             torch.where(present, loss, 0.0),
             torch.where(present, logits.argmax(-1), 0),
-            torch.where(present.unsqueeze(-1), scores, 0.0),
+            torch.where(present.unsqueeze(-1), kept, 0.0),
         )
 
     def measure(self, predictions: ClassPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the loss and the chosen metrics, (clients,) each."""
         table = self._labelled(predictions, y, mask)
         values = {name: MEASURES[name](table) for name in self._built_in}
-        values |= measured_by(self.chosen, rows_of_each(predictions.scores, y, mask))
+        values |= measured_by(self.chosen, rows_of_each(predictions.probability, y, mask))
         losses_seen = torch.where(mask, predictions.loss, 0.0).to(torch.float64)
         return values | {LOSS.name: losses_seen.sum(1) / mask.sum(1)}
 

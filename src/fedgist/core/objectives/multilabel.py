@@ -32,13 +32,13 @@ _OF_EACH = ("auroc", "average_precision")  # metrics that are also measured for 
 
 @tree
 class LabelPredictions:
-    """Per-row results: the loss (rows,) in nats, and the probability of each label (rows, labels).
+    """Per-row results: the loss (rows,) in nats, and the logit of each label (rows, labels).
 
     Absent rows hold zeros.
     """
 
     loss: Tensor
-    probability: Tensor
+    logits: Tensor
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,9 @@ class Multilabel:
         return torch.sigmoid(logits)
 
     def predict_rows(self, logits: Tensor, batch: Batch) -> LabelPredictions:
-        """Return the loss and the probabilities of each row."""
+        """Return the loss and the logits of each row."""
         loss = torch.where(batch.mask, self._loss_of_rows(logits, batch.y), 0.0)
-        p = torch.where(batch.mask.unsqueeze(-1), self.answers(logits), 0.0)
-        return LabelPredictions(loss, p)
+        return LabelPredictions(loss, torch.where(batch.mask.unsqueeze(-1), logits, 0.0))
 
     def measure(self, predictions: LabelPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the loss and the chosen metrics, (clients,) each: means over labels.
@@ -127,16 +126,16 @@ class Multilabel:
         A label that is not defined for a client, such as the AUROC of a label that all its rows
         have, is left out of the mean.
         """
-        p = predictions.probability
+        logits = predictions.logits
         present = mask.unsqueeze(-1) & ~y.isnan()
         truth, values = (y > 0) & present, {}
         for name in self._built_in:
-            of_label = MEASURES[name](p.mT, truth.mT, present.mT)
+            of_label = MEASURES[name](logits.mT, truth.mT, present.mT)
             values[name] = of_label.nanmean(1) if of_label.dim() > 1 else of_label
             if name in _OF_EACH:
                 columns = [m.name for m in self._of_labels() if m.name.startswith(f"{name}_")]
                 values |= dict(zip(columns, of_label.unbind(1), strict=False))
-        values |= measured_by(self.chosen, rows_of_each(p, y, mask))
+        values |= measured_by(self.chosen, rows_of_each(self.answers(logits), y, mask))
         loss = torch.where(mask, predictions.loss, 0.0).sum(1, dtype=torch.float64)
         return values | {LOSS.name: loss / mask.sum(1)}
 
@@ -170,24 +169,24 @@ def _columns(names: tuple[str, ...]) -> list[str]:
     return plain
 
 
-def _macro_f1(p: Tensor, truth: Tensor, present: Tensor) -> Tensor:
-    right, either = _counts(p, truth, present)
+def _macro_f1(logits: Tensor, truth: Tensor, present: Tensor) -> Tensor:
+    right, either = _counts(logits, truth, present)
     return 2 * right / either
 
 
-def _micro_f1(p: Tensor, truth: Tensor, present: Tensor) -> Tensor:
-    right, either = _counts(p, truth, present)
+def _micro_f1(logits: Tensor, truth: Tensor, present: Tensor) -> Tensor:
+    right, either = _counts(logits, truth, present)
     return 2 * right.sum(1) / either.sum(1)
 
 
-def _counts(p: Tensor, truth: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+def _counts(logits: Tensor, truth: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """Return true positives, and positives plus predicted positives: (clients, labels) each."""
-    guess = (p > LIKELY) & present
+    guess = (torch.sigmoid(logits) > LIKELY) & present
     right = (guess & truth).sum(-1).to(torch.float64)
     return right, (guess.sum(-1) + truth.sum(-1)).to(torch.float64)
 
 
-#: The functions of the metrics, of probabilities, truth and presence (clients, labels, rows).
+#: The functions of the metrics, of logits, truth and presence (clients, labels, rows).
 MEASURES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
     {
         "auroc": roc_area,

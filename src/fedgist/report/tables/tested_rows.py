@@ -128,8 +128,7 @@ def _macro_f1(weights: Numbers, said: Predictions) -> Numbers:
 def _auroc(weights: Numbers, said: Predictions) -> Numbers:
     """Return the area under the ROC curve of each class against the rest, mean over classes."""
     areas = [
-        _area(weights, said.label == c, said.probability[:, c])
-        for c in range(said.probability.shape[1])
+        _area(weights, said.label == c, said.log_odds[:, c]) for c in range(said.log_odds.shape[1])
     ]
     return np.asarray(np.nanmean(areas, 0)) if areas else np.full(len(weights), np.nan)
 
@@ -243,7 +242,7 @@ def difference(sites: Sites, others: Sites) -> RowDifference:
 def takes_long(sites: Sites) -> bool:
     """Return whether resampling these rows takes more than a few seconds."""
     work = (
-        len(site.rows) * len(site.tests) * max(1, site.tests[0][1].probability.shape[1])
+        len(site.rows) * len(site.tests) * max(1, site.tests[0][1].log_odds.shape[1])
         for site in sites.values()
     )
     return bool(sum(work) > MOST_WORK)

@@ -13,14 +13,13 @@ from fedgist.report.formatting import NONE, Sheet
 from fedgist.report.tables.client_scores import keeps_clients
 from fedgist.report.tables.comparison import Row
 from fedgist.report.tables.stats import wilson
-from fedgist.runs.files.prediction_file import TEST, VALIDATION, Numbers, Predictions
+from fedgist.runs.files.prediction_file import TEST, VALIDATION
 from fedgist.runs.finished.finished_run import FinishedRun
 
 TWO = 2
 HEAD = ("client", "method", "threshold", "sensitivity", "95 %", "specificity", "95 %")
 SPECIFICITY = 0.95  # of a run whose recipe does not say
 ROUNDING = 1e-9  # 0.95 x 20 is not exactly 19
-SMALLEST = 1e-45  # the least probability above 0 in float32
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,10 @@ def class_names(run: FinishedRun) -> Sequence[str]:
 def positive_class(run: FinishedRun) -> int | None:
     """Return the number of the positive one of two classes; None if there are not two."""
     said = run.predictions
-    if said is None or said.probability.shape[1] != TWO:
+    if said is None or said.log_odds.shape[1] != TWO:
         return None
     stated, names = run.recipe.get("objective", {}).get("positive"), [*class_names(run)]
     return names.index(str(stated)) if str(stated) in names else 1
-
-
-def log_odds(said: Predictions, positive: int) -> Numbers:
-    """Return the log-odds of the positive one of two classes, (rows,).
-
-    Probabilities that float32 rounds to 1 are told apart by the other class's.
-    """
-    with np.errstate(divide="ignore"):
-        logs = np.log(np.maximum(said.probability.astype(np.float64), SMALLEST))
-    return np.asarray(logs[:, positive] - logs[:, 1 - positive])
 
 
 def threshold_of(score: Sequence[float], positive: Sequence[bool], specificity: float) -> float:
@@ -106,11 +95,11 @@ def at_thresholds(run: FinishedRun) -> dict[int, AtThreshold]:
     found = {}
     for client in np.unique(test.client).tolist():
         rows, others = (part.take(part.client == client) for part in (test, chosen_on))
-        score, marks = log_odds(others, positive), others.label == positive
+        score, marks = others.log_odds[:, positive], others.label == positive
         odds = threshold_of(score.tolist(), marks.tolist(), least_specificity(run))
         if math.isnan(odds):
             continue
-        is_positive, called = rows.label == positive, log_odds(rows, positive) >= odds
+        is_positive, called = rows.label == positive, rows.log_odds[:, positive] >= odds
         counts = is_positive, ~is_positive, is_positive & called, ~is_positive & ~called
         found[client] = AtThreshold(
             odds,

@@ -25,8 +25,8 @@ class Predictions:
 
     ``split`` (rows,) is :data:`TEST` or :data:`VALIDATION`. ``client``, ``label`` and ``predicted``
     (rows,) are numbers of clients and classes. ``row`` (rows,) is a digest of the row's content, by
-    which it is known in other divisions and other runs. ``probability`` is (rows, classes), or
-    (rows, 0) if no metric of the run needs it.
+    which it is known in other divisions and other runs. ``log_odds`` (rows, classes) are those of
+    each class against all others, or (rows, 0) if no metric of the run needs them.
     """
 
     split: Numbers
@@ -34,7 +34,12 @@ class Predictions:
     label: Numbers
     row: Numbers
     predicted: Numbers
-    probability: Numbers
+    log_odds: Numbers
+
+    @property
+    def probability(self) -> Numbers:
+        """Probability of each class, (rows, classes) in float64."""
+        return np.asarray(np.exp(-np.logaddexp(0, -self.log_odds.astype(np.float64))))
 
     def of(self, split: int) -> Predictions:
         """Return the predictions of test rows, or those of validation rows."""
@@ -69,7 +74,7 @@ def read_predictions(folder: Path) -> Predictions | None:
         lengths = {len(array) for array in predictions.arrays().values()}
     except (safetensors.SafetensorError, TypeError) as error:
         raise DataError(f"{path} cannot be used: {error}") from error
-    if len(lengths) != 1 or predictions.probability.ndim != 2:  # noqa: PLR2004
+    if len(lengths) != 1 or predictions.log_odds.ndim != 2:  # noqa: PLR2004
         raise DataError(f"{path} cannot be used: its arrays do not fit each other")
     return predictions
 

@@ -73,7 +73,7 @@ def _parts(server_run: ServerRun, world: World) -> Iterator[Predictions]:
                 continue
             predicted = engine.predict(ctx, [orders[place]], downs[place], split, rows)
             assert isinstance(predicted, ClassPredictions)  # of an objective of classes
-            if not are_finite([predicted.scores, predicted.loss]):
+            if not are_finite([predicted.logits, predicted.loss]):
                 continue
             content = [row for piece in pieces_of(inputs[rows]) for row in piece]
             yield Predictions(
@@ -82,7 +82,7 @@ def _parts(server_run: ServerRun, world: World) -> Iterator[Predictions]:
                 label=labels[rows].numpy().astype(np.int32),
                 row=np.array(_digests(content, labels[rows]), np.int64),
                 predicted=predicted.label.cpu().numpy().astype(np.int32),
-                probability=predicted.scores.cpu().numpy().astype(np.float32),
+                log_odds=predicted.log_odds.cpu().numpy().astype(np.float32),
             )
 
 
