@@ -20,6 +20,7 @@ from fedgist.cli.main import app
 from fedgist.errors import RecipeError
 from fedgist.report.pictures import study_pictures as pictures
 from fedgist.report.tables import comparison, tested_rows
+from fedgist.report.tables.client_scores import rows_once
 from fedgist.report.tables.client_tables import by_client
 from fedgist.report.tables.row_tables import row_sheets
 from fedgist.report.tables.stats import logit_interval, mean_of_differences
@@ -418,3 +419,26 @@ def test_a_damaged_file_is_named_and_its_tables_are_left_out(folder: Path, tmp_p
     assert [row[0] for row in metrics.rows] == ["fedavg", "local"]
     seal = CliRunner().invoke(app, ["show", str(tmp_path / "copy")])
     assert PREDICTIONS in seal.output
+
+
+def test_a_client_that_one_method_lacks_is_named(folder: Path) -> None:
+    """Models that diverged have no predictions: their clients leave all tables over rows."""
+    study = comparison.study(find([folder]), reference="local")
+    for row in study.rows:
+        for run in row.runs:
+            if run.name == "local":
+                said = said_in(run.folder)
+                run.__dict__["predictions"] = said.take(said.client != 1)
+    captions = [sheet.caption for sheet in row_sheets(study)[:2]]
+    assert all("left out, not tested by all methods: Kiel" in caption for caption in captions)
+    whole = row_sheets(comparison.study(find([folder]), reference="local"))
+    assert not any("left out" in sheet.caption for sheet in whole)
+
+
+def test_rows_are_counted_once_of_any_part_of_a_sweep() -> None:
+    """Three folds of 10, 11 and 12 rows, and two repeats: whatever has ended, rows count once."""
+    rows = {0: 10, 1: 11, 2: 12}
+    for ended in itertools.product((0, 1, 2), repeat=3):  # seeds and repeats of each fold
+        by_fold = [(fold, rows[fold]) for fold in rows for _ in range(ended[fold])]
+        assert rows_once(by_fold) == sum(rows[fold] for fold in rows if ended[fold])
+    assert rows_once([(0, 30), (0, 32)]) == 31

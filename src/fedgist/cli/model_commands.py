@@ -33,8 +33,9 @@ def predict(
 ) -> None:
     """Predict labels and probabilities with a client's own final model, as CSV.
 
-    Use it to apply a trained model to new examples. If the examples have labels, the accuracy is
-    printed on standard error. Of a table, the last column names the unusual values of each row.
+    Use it to apply a trained model to new examples. The label is the class with the largest
+    probability. If the examples have labels, the accuracy is printed on standard error. Of a table,
+    the last column names the unusual values of each row.
 
     Examples
     --------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from pathlib import Path
@@ -24,8 +25,25 @@ COMMAND_ORDER = (
 )
 
 
+def flowing(text: str) -> str:
+    r"""Return a text with each paragraph on one line, for a terminal to break; examples stay.
+
+    >>> flowing("Run it.\n\nA long\nsentence.\n\nExamples\n--------\na\nb")
+    'Run it.\n\nA long sentence.\n\nExamples\n--------\na\nb'
+    """
+    prose, heading, examples = inspect.cleandoc(text).partition("\n\nExamples\n")
+    return "\n\n".join(p.replace("\n", " ") for p in prose.split("\n\n")) + heading + examples
+
+
 class OrderedGroup(TyperGroup):
-    """Lists the commands in the order of first use."""
+    """Lists the commands in the order of first use; their help fills the lines of a terminal."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of this name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = flowing(command.help)
+        return command
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""

@@ -437,7 +437,6 @@ def reproduce(
     Examples
     --------
     fedgist reproduce fedlog/table1 --column mnist
-
     fedgist reproduce all --hours 8
     """
     if table == ALL:

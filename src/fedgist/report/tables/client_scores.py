@@ -75,20 +75,34 @@ def over_runs(runs: Sequence[FinishedRun], metric: str) -> dict[int, ClientScore
     Scores are means in which a row counts each time it is tested; ``rows`` counts rows that several
     runs test once.
     """
-    folds = max((run.recipe.get("data", {}).get("folds") or 1 for run in runs), default=1)
-    times = max(1.0, len(runs) / folds)
-    of_client: dict[int, list[ClientScore]] = {}
+    of_client: dict[int, list[tuple[int, ClientScore]]] = {}
     for run in runs:
         for client, score in scores_of(run, metric).items():
-            of_client.setdefault(client, []).append(score)
-    return {client: _mean(scores, times) for client, scores in sorted(of_client.items())}
+            of_client.setdefault(client, []).append((run.fold, score))
+    return {client: _mean(scores) for client, scores in sorted(of_client.items())}
 
 
-def _mean(scores: Sequence[ClientScore], times: float) -> ClientScore:
+def _mean(by_fold: Sequence[tuple[int, ClientScore]]) -> ClientScore:
+    scores = [score for _, score in by_fold]
     values, rows = [score.score for score in scores], [score.rows for score in scores]
     mean = statistics.fmean(values, rows if any(rows) else None)
     spread = statistics.stdev(values) if len(values) > 1 else None
-    return ClientScore(scores[0].name, scores[0].model, sum(rows) / times, mean, spread)
+    once = rows_once([(fold, score.rows) for fold, score in by_fold])
+    return ClientScore(scores[0].name, scores[0].model, once, mean, spread)
+
+
+def rows_once(by_fold: Sequence[tuple[int, float]]) -> float:
+    """Return the number of rows of which each run tested some, by its fold and its number of rows.
+
+    Seeds test the same rows, and repeats about as many.
+
+    >>> rows_once([(0, 10), (1, 11), (0, 10)])
+    21.0
+    """
+    of_folds: dict[int, list[float]] = {}
+    for fold, rows in by_fold:
+        of_folds.setdefault(fold, []).append(rows)
+    return sum(map(statistics.fmean, of_folds.values()), 0.0)
 
 
 def counts_rows(runs: Sequence[FinishedRun], metric: str) -> bool:

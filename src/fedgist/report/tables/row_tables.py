@@ -17,6 +17,7 @@ from fedgist.report.tables.tested_rows import (
     Sites,
     counts_right,
     difference,
+    left_out,
     metrics_of,
     resampled,
     sites_of,
@@ -46,6 +47,8 @@ def row_sheets(study: Study) -> list[Sheet]:
     values = _values(study, sites)
     absent = [row.label for row in study.rows if row.label not in sites]
     missing = f"; not shown, without saved predictions: {listed(absent)}" if absent else ""
+    apart = left_out(study.rows, sites)
+    missing += f"; left out, not tested by all methods: {listed(apart)}" if apart else ""
     large = [label for label, own in sites.items() if takes_long(own)]
     missing += f"; no intervals, too many rows to draw other ones: {listed(large)}" if large else ""
     made = [_metrics(study, values), _differences(study, sites, values)]

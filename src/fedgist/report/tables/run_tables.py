@@ -199,7 +199,8 @@ def rounds_sheet(
         for place in places
     )
     rest = ("train loss", "sent up", "sent down", "time") + (("epsilon",) if private else ())
-    return Sheet(title, ("round", *titles, *rest), lines)
+    thinned = f"{shown} of {count} rounds, evenly spaced" if shown < count else ""
+    return Sheet(title, ("round", *titles, *rest), lines, thinned)
 
 
 def _rest_of(line: Line) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fedgist.report.tables.client_scores import COUNTED, FEW_ROWS, keeps_clients
+from fedgist.report.tables.client_scores import COUNTED, FEW_ROWS, keeps_clients, scores_of
 from fedgist.report.tables.comparison import Row, RunGroup
 from fedgist.report.tables.stats import Estimate, logit_interval, mean_of_differences, with_error
 from fedgist.runs.files.prediction_file import TEST, Numbers, Predictions
@@ -74,6 +74,15 @@ def sites_of(rows: Sequence[Row | RunGroup]) -> dict[str, Sites]:
         label: {c: _site(of[c], common[c]) for c in sorted(common) if len(common[c])}
         for label, of in said.items()
     }
+
+
+def left_out(rows: Sequence[Row | RunGroup], sites: Mapping[str, Sites]) -> list[str]:
+    """Return the names of the clients that some rows of a study tested, but not all of them."""
+    kept = set[int]().union(*sites.values())
+    runs = [run for row in rows if row.label in sites for run in row.runs]
+    tested = {client for run in runs for client in scores_of(run, run.first)}
+    names = (runs[0].split or {}).get("clients") or () if runs else ()
+    return [names[c] if c < len(names) else str(c) for c in sorted(tested - kept)]
 
 
 def _of_clients(runs: Sequence[FinishedRun]) -> dict[int, list[Predictions]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedgist.errors import listed
 from fedgist.report.formatting import NONE, Sheet
-from fedgist.report.tables.client_scores import keeps_clients
+from fedgist.report.tables.client_scores import keeps_clients, rows_once
 from fedgist.report.tables.comparison import Row
 from fedgist.report.tables.stats import wilson
 from fedgist.runs.files.prediction_file import TEST, VALIDATION
@@ -26,11 +26,13 @@ ROUNDING = 1e-9  # 0.95 x 20 is not exactly 19
 class AtThreshold:
     """A client's threshold, chosen on its validation rows, and its test rows by that threshold.
 
-    ``odds`` is the threshold on the log-odds of the positive class. It was chosen on ``chosen_on``
-    negative rows, and ``separates`` says whether a positive one of these rows was above it.
-    ``found`` are the positive test rows above it, and ``spared`` the negative ones below it.
+    ``fold`` is that of the test rows. ``odds`` is the threshold on the log-odds of the positive
+    class. It was chosen on ``chosen_on`` negative rows, and ``separates`` says whether a positive
+    one of these rows was above it. ``found`` are the positive test rows above it, and ``spared``
+    the negative ones below it.
     """
 
+    fold: int
     odds: float
     chosen_on: int
     separates: bool
@@ -102,6 +104,7 @@ def at_thresholds(run: FinishedRun) -> dict[int, AtThreshold]:
         is_positive, called = rows.label == positive, rows.log_odds[:, positive] >= odds
         counts = is_positive, ~is_positive, is_positive & called, ~is_positive & ~called
         found[client] = AtThreshold(
+            run.fold,
             odds,
             int((~marks).sum()),
             bool((score[marks] >= odds).any()),
@@ -128,9 +131,9 @@ def threshold_sheet(rows: Sequence[Row]) -> Sheet | None:
     clients = sorted({client for of_clients in tests.values() for client in of_clients})
     called = {client: names[client] if client < len(names) else str(client) for client in clients}
     lines = [
-        (called[client], label, *_cells(of_clients[client], _times(row)))
+        (called[client], label, *_cells(of_clients[client]))
         for client in clients
-        for row, (label, of_clients) in zip(rows, tests.items(), strict=True)
+        for label, of_clients in tests.items()
         if client in of_clients
     ]
     if not lines:
@@ -138,7 +141,7 @@ def threshold_sheet(rows: Sequence[Row]) -> Sheet | None:
     first = next(run for run in runs if positive_class(run) is not None)
     name = class_names(first)[positive_class(first) or 0]
     least = least_specificity(first)
-    shown = [(called[c], of, row) for row in rows for c, of in tests[row.label].items()]
+    shown = [(called[c], label, of) for label, each in tests.items() for c, of in each.items()]
     return Sheet(
         f"Sensitivity and specificity for {name!r} by client (%)",
         HEAD,
@@ -161,45 +164,45 @@ def _by_client(row: Row) -> dict[int, list[AtThreshold]]:
     return tests
 
 
-def _times(row: Row) -> float:
-    """Return how many runs test each row."""
-    folds = max((run.recipe.get("data", {}).get("folds") or 1 for run in row.runs), default=1)
-    return max(1.0, len(row.runs) / folds)
+def _once(tests: Tests) -> tuple[float, float]:
+    """Return the numbers of positive and negative test rows, each of which several runs test."""
+    positives = rows_once([(test.fold, test.positives) for test in tests])
+    return positives, rows_once([(test.fold, test.negatives) for test in tests])
 
 
-def _cells(tests: Tests, times: float) -> tuple[str, ...]:
+def _cells(tests: Tests) -> tuple[str, ...]:
     threshold = float(np.mean([test.threshold for test in tests]))
     positives = sum(test.found for test in tests), sum(test.positives for test in tests)
     negatives = sum(test.spared for test in tests), sum(test.negatives for test in tests)
-    return (f"{threshold:.3f}", *_share(*positives, times), *_share(*negatives, times))
+    ill, well = _once(tests)
+    return (f"{threshold:.3f}", *_share(*positives, ill), *_share(*negatives, well))
 
 
-def _share(count: int, whole: int, times: float) -> tuple[str, str]:
-    """Return a share in percent, and its interval."""
+def _share(count: int, whole: int, once: float) -> tuple[str, str]:
+    """Return a share in percent, and its interval by the number of different rows."""
     if not whole:
         return NONE, NONE
-    low, high = wilson(count / whole, whole / times)
+    low, high = wilson(count / whole, once)
     return f"{100 * count / whole:.1f}", f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def _rows_of(shown: Sequence[tuple[str, Tests, Row]]) -> str:
+def _rows_of(shown: Sequence[tuple[str, str, Tests]]) -> str:
     """Return each client's numbers of test rows, and of those that thresholds were chosen on."""
     said: dict[str, str] = {}
-    for name, tests, row in shown:
-        positives = sum(test.positives for test in tests) / _times(row)
-        negatives = sum(test.negatives for test in tests) / _times(row)
+    for name, _, tests in shown:
+        positives, negatives = _once(tests)
         chosen_on = sum(test.chosen_on for test in tests) / len(tests)
         said.setdefault(name, f"{name} {positives:.4g} + {negatives:.4g}, {chosen_on:.3g}")
     return "positive + negative test rows, negative validation rows: " + "; ".join(said.values())
 
 
-def _remarks(shown: Sequence[tuple[str, Tests, Row]], least: float) -> str:
+def _remarks(shown: Sequence[tuple[str, str, Tests]], least: float) -> str:
     """Return remarks on thresholds that were chosen on few rows, or that separate nothing."""
     enough = math.inf if least == 1 else 1 / (1 - least)
-    few = {name for name, tests, _ in shown if min(t.chosen_on for t in tests) < enough - ROUNDING}
+    few = {name for name, _, tests in shown if min(t.chosen_on for t in tests) < enough - ROUNDING}
     none = [
-        f"{name}, {row.label} ({count} of {len(tests)})"
-        for name, tests, row in shown
+        f"{name}, {label} ({count} of {len(tests)})"
+        for name, label, tests in shown
         if (count := sum(not test.separates for test in tests))
     ]
     remarks = ""

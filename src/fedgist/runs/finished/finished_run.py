@@ -88,6 +88,11 @@ class FinishedRun:
         division: int = self.recipe.get("data", {}).get("division", 0)
         return division
 
+    @property
+    def fold(self) -> int:
+        """The fold of its test rows; 0 without folds, where divisions overlap."""
+        return self.division % (self.recipe.get("data", {}).get("folds") or 1)
+
     @functools.cached_property
     def clients(self) -> Lines:
         """Lines for each client and evaluation, read at first use because the file may be long."""
