@@ -238,8 +238,11 @@ def test_an_unfinished_run_counts_as_far_as_it_is_and_is_marked(tmp_path: Path) 
     assert study.rows[0].unfinished == 1
     assert study.rows[0].final is not None
     assert study.rows[0].final.mean == pytest.approx(0.8)
-    assert f"{tmp_path / 'seed-0'} is unfinished: round 2 of 4" in study.notes
+    assert f"{tmp_path / 'seed-0'}: unfinished: round 2 of 4" in study.notes
     assert any("different rounds, 2 to 4" in note for note in study.notes)
+    write_run(tmp_path / "seed-2", [0.5, 0.6], planned=4, seed=2)
+    shared = f"2 runs, such as {tmp_path / 'seed-0'}: unfinished: round 2 of 4"
+    assert shared in study_of(tmp_path).notes
     assert sheets(study)[0].rows[0][0] == "fedlog *"
 
 

@@ -496,7 +496,8 @@ def paper_numbers(printed: Mapping[str, Any], method: str) -> Paper | None:
 
 def notes_on(rows: Sequence[Row], metric: str, reference: str | None) -> list[str]:
     """Return one sentence per note: on single rows, on all rows, on pairs of rows."""
-    notes = [note for row in rows for note in _notes_on_row(row, metric)]
+    notes = _notes_on_runs([run for row in rows for run in row.runs], metric)
+    notes += [note for row in rows for note in _notes_on_row(row, metric)]
     if len({row.settings.get("evaluate.on", "client") for row in rows}) > 1:
         notes.append(
             "mixed metrics: some runs are tested on each client's own rows, others on the whole "
@@ -517,7 +518,7 @@ def notes_on(rows: Sequence[Row], metric: str, reference: str | None) -> list[st
 
 
 def _notes_on_row(row: Row, metric: str) -> list[str]:
-    notes = [note for run in row.runs for note in _notes_on_run(run, metric)]
+    notes = []
     missing = [run.folder for run in row.runs if run.rounds and run.last(metric) is None]
     if missing:
         notes.append(f"{row.label}: {len(missing)} of {len(row.runs)} runs have no {metric}")
@@ -527,12 +528,24 @@ def _notes_on_row(row: Row, metric: str) -> list[str]:
     return notes
 
 
+def _notes_on_runs(runs: Sequence[FinishedRun], metric: str) -> list[str]:
+    """Return the notes on single runs; one that several runs share is given once."""
+    folders: dict[str, list[str]] = {}
+    for run in runs:
+        for note in _notes_on_run(run, metric):
+            folders.setdefault(note, []).append(str(run.folder))
+    return [
+        f"{of[0]}: {note}" if len(of) == 1 else f"{len(of)} runs, such as {of[0]}: {note}"
+        for note, of in folders.items()
+    ]
+
+
 def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
     notes = []
     if run.kept is not None:
-        notes.append(f"{run.folder}: round {run.kept} of {run.done} counts, by validation data")
+        notes.append(f"round {run.kept} of {run.done} counts, by validation data")
     if not run.finished:
-        notes.append(f"{run.folder} is unfinished: round {run.done} of {run.planned}")
+        notes.append(f"unfinished: round {run.done} of {run.planned}")
     happened = [trouble for line in run.rounds for trouble in troubles(line)]
     refused, absent, late = (
         sum(len(t.clients) for t in happened if t.kind == kind) for kind in KINDS
@@ -540,25 +553,21 @@ def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
     if refused:
         uploads = "1 upload was" if refused == 1 else f"{refused} uploads were"
         reason = next(t.reason for t in happened if t.kind == "refused")
-        notes.append(f"{run.folder}: {uploads} refused; reason of the first: {reason}")
+        notes.append(f"{uploads} refused; reason of the first: {reason}")
     if late:
-        notes.append(f"{run.folder}: replies that came too late and were not used: {late}")
+        notes.append(f"replies that came too late and were not used: {late}")
     absent -= late
     if absent > 0:
-        notes.append(f"{run.folder}: clients asked that did not answer, over all rounds: {absent}")
-    notes += [f"{run.folder}: {note}" for note in divergence_notes(run.rounds)]
+        notes.append(f"clients asked that did not answer, over all rounds: {absent}")
+    notes += divergence_notes(run.rounds)
     if part := who_is_missing(run, metric):
-        notes.append(f"{run.folder}: its {metric} is the mean over {part}")
+        notes.append(f"its {metric} is the mean over {part}")
     rounds, _ = run.column(metric)
     lost = run.kept is None and ends_lost(run.rounds, metric)
     if lost:
-        notes.append(
-            f"{run.folder}: no model has a score from round {lost} on, so it has no result"
-        )
+        notes.append(f"no model has a score from round {lost} on, so it has no result")
     elif rounds and rounds[-1] != run.done:
-        notes.append(
-            f"{run.folder}: its last value of {metric} is from round {rounds[-1]}, not {run.done}"
-        )
+        notes.append(f"its last value of {metric} is from round {rounds[-1]}, not {run.done}")
     return notes
 
 
