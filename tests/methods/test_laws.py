@@ -13,6 +13,7 @@ import torch
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net, Task
 from fedgist.errors import InputError, MethodError
+from fedgist.methods.analytic import Analytic
 from fedgist.methods.common.codistillation import Distillation
 from fedgist.methods.cs_fl import CSFL
 from fedgist.methods.fd import FD
@@ -60,6 +61,8 @@ EVERY_OPTION = {
     "cs_fl, measurements down": CSFL(sparsity=0.1, dimension_reduction=0.5, down="measurements"),
     "fedlog, newest": FedLog(memory="newest"),
     "fedlog, discounted": FedLog(memory=0.8),
+    "analytic, quadratic": Analytic("qda", prior="own", expand=4, wire="float64"),
+    "analytic, class means": Analytic("means", wire="float64"),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
 }
 # dropout before the head, which features must not see
@@ -86,6 +89,8 @@ OF_TASKS = {
     "fedlog, labels": (FedLog(), "multilabel"),
     "fedproto, labels": (FedProto(inference="logits"), "multilabel"),
     "feddbe, numbers": (FedDBE(), "regression"),
+    "analytic, numbers": (Analytic("ridge", wire="float64"), "regression"),
+    "analytic, labels": (Analytic(), "multilabel"),
 }
 SUBJECTS |= {
     name: MethodUnderTest(method, {"objective": {"name": objective}})

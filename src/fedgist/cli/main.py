@@ -20,7 +20,7 @@ from fedgist.cli import (
     study_commands,
 )
 from fedgist.cli.recipe_files import shipped
-from fedgist.cli.shared_options import START, app, same_command
+from fedgist.cli.shared_options import START, app, flowing, same_command
 from fedgist.core.objectives.metrics import OBJECTIVES
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
@@ -196,3 +196,7 @@ def list_(
     for name, summary in tables[one_of(kind, tables, "argument")]().items():
         table.add_row(words(name), words(summary))
     console().print(table)
+
+
+for command in app.registered_commands:
+    command.help = flowing(command.callback.__doc__ or "") if command.callback else None

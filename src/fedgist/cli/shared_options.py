@@ -36,14 +36,7 @@ def flowing(text: str) -> str:
 
 
 class OrderedGroup(TyperGroup):
-    """Lists the commands in the order of first use; their help fills the lines of a terminal."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none of this name."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None and command.help:
-            command.help = flowing(command.help)
-        return command
+    """Lists the commands in the order of first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""

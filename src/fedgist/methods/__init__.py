@@ -36,6 +36,7 @@ METHODS: Registry[type[Method]] = Registry(
         "flesd": "fedgist.methods.flesd:FLESD",
         "fedlog": "fedgist.methods.fedlog:FedLog",
         "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",
+        "analytic": "fedgist.methods.analytic:Analytic",
     }
 )
 

@@ -9,9 +9,7 @@ statistics: methods/common/solved_head.py. See docs/methods/fedlog.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import torch
@@ -25,13 +23,9 @@ from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import ClassSums
-from fedgist.methods.common.linear_head import LinearHead, one_feature_width
+from fedgist.methods.common.linear_head import WIRES, LinearHead, one_feature_width
 from fedgist.methods.common.solved_head import check_target, solved_head, statistics
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
-
-WIRES: Mapping[str, torch.dtype] = MappingProxyType(
-    {"float32": torch.float32, "float64": torch.float64}
-)
 
 
 @tree

@@ -96,6 +96,8 @@ def stages(fed: ServerRun, rounds: Sequence[int] = ROUNDS) -> Iterator[Stage]:
             if orders is None:
                 fed.server = method.server_update(fed.server, Replies(), ctx)
                 continue
+            if not orders:  # nobody is asked, and nothing changes
+                continue
             downs = [method.download(fed.server, order, ctx) for order in orders]
             own = {n: array.clone() for n, array in _hosts_clients(fed.engine).state().items()}
             stage = Stage(fed, ctx, orders, downs, fed.server, own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -12,6 +14,11 @@ from fedgist.core.batch import Batch
 from fedgist.core.message import message
 from fedgist.core.task import Task
 from fedgist.errors import MethodError
+
+#: Types of the numbers in messages of sums, by the name of the setting ``wire``.
+WIRES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"float32": torch.float32, "float64": torch.float64}
+)
 
 
 @message(reduce="sum")

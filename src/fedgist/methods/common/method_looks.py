@@ -28,6 +28,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedper": ("#cc99ff", ">"),
         "fedrep": ("#884466", "P"),
         "fedbabu": ("#22cc55", "p"),
+        "analytic": ("#006633", "h"),
         "feddbe": ("#aa8888", "<"),
         "periodic_codist": ("#cc55ff", ">"),
         "merged_codist": ("#88bb88", "D"),

@@ -1,0 +1,328 @@
+"""Heads of one exchange against scikit-learn's on all rows together, whoever has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
+
+import fedgist
+from fedgist.core import random
+from fedgist.errors import InputError, MethodError
+from fedgist.methods.analytic import ABSENT, SCALES
+from fedgist.methods.common.conjugate_head import map_head
+from fedgist.methods.common.moment_heads import (
+    Moments,
+    cross_validated,
+    from_means,
+    lda,
+    qda,
+    ridge,
+    symmetric,
+    triangle,
+    whitened,
+)
+from small_tasks import labels, numbers, recipe_of
+
+CLASSES, WIDTH, ROWS = 4, 6, 300
+LINEAR = {"name": "logistic"}  # no body: features are the normalized inputs
+
+
+def table(seed: int = 0, rows: int = ROWS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return rows of correlated columns of unlike scale, and their classes, which are not alike."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(CLASSES, rows, p=[0.4, 0.3, 0.2, 0.1])
+    mixing = rng.normal(size=(WIDTH, WIDTH)) * np.array([1, 10, 0.1, 1, 3, 1])
+    x = (rng.normal(size=(rows, WIDTH)) + 1.5 * np.eye(CLASSES, WIDTH)[y]) @ mixing + 5
+    return x.astype(np.float32), y
+
+
+def moments_of(x: Any, y: Any, *, by_class: bool = False) -> Moments:
+    z, of = torch.as_tensor(x).double(), torch.as_tensor(np.eye(CLASSES)[y])
+    gram = torch.einsum("nk,ni,nj->kij", of, z, z) if by_class else z.mT @ z
+    counts = of.sum(0)
+    rows = torch.tensor(float(len(z)), dtype=torch.float64)
+    return Moments(counts, of.mT @ z, rows, z.sum(0), gram, counts)
+
+
+def run(rows: Any, count: int = 5, **sections: Any) -> Any:
+    """Train and test on all rows, divided over ``count`` clients."""
+    method = {"name": "analytic", "wire": "float64", **sections.pop("method", {})}
+    recipe = {
+        "data": {"normalize": "none"} | sections.pop("data", {}),
+        "model": LINEAR,
+        "method": method,
+        "partition": {"name": "dirichlet", "alpha": 1.0} if count < 50 else {"name": "iid"},
+        "clients": {"num_clients": count} | sections.pop("clients", {}),
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1, "cohort_size": min(count, 7)},
+    }
+    return fedgist.run(recipe | sections, data=(*rows, *rows))
+
+
+def eta_of(result: Any) -> Any:
+    return result.server_run.server.known["logistic"].head.eta.double().numpy()
+
+
+def test_ridge_is_scikit_learns() -> None:
+    x, y = table()
+    for penalty in (0.5, 40.0):
+        head = ridge(moments_of(x, y), torch.tensor(penalty).double())
+        expected = Ridge(alpha=penalty, solver="svd").fit(x.astype(float), np.eye(CLASSES)[y])
+        np.testing.assert_allclose(head.weight, expected.coef_, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(head.bias, expected.intercept_, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("shrinkage", [0.05, 0.5])
+def test_lda_is_scikit_learns(shrinkage: float) -> None:
+    """Its covariance is W / n, shrunk to its mean diagonal: another scale, and one penalty."""
+    x, y = table()
+    moments = moments_of(x, y)
+    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x.astype(float), y)
+    head = lda(moments, shrinkage / (1 - shrinkage) * moments.within.trace() / WIDTH)
+    found = scores_of(head, x) * ROWS / (ROWS - CLASSES) / (1 - shrinkage)
+    expected = oracle.decision_function(x.astype(float)) - np.log(oracle.priors_)
+    same_but_for_a_constant(found, expected)
+
+
+def test_qda_without_a_shared_covariance_is_the_density_of_each_class() -> None:
+    x, y = table()
+    curves = qda(moments_of(x, y, by_class=True), torch.tensor(0.0).double(), own=1.0)
+    u = torch.as_tensor(x).double() - curves.center
+    found = u @ curves.weight.mT + curves.bias
+    found = found - torch.einsum("ni,kij,nj->nk", u, curves.bend, u) / 2
+    each = [x[y == k].astype(float) for k in range(CLASSES)]
+    expected = [multivariate_normal(own.mean(0), np.cov(own.T)).logpdf(x) for own in each]
+    same_but_for_a_constant(found.numpy(), np.stack(expected, 1))
+
+
+def test_qda_of_the_shared_covariance_alone_is_lda() -> None:
+    x, y = table()
+    penalty = torch.tensor(3.0).double()
+    curves = qda(moments_of(x, y, by_class=True), penalty, own=0.0)
+    u = torch.as_tensor(x).double() - curves.center
+    found = u @ curves.weight.mT + curves.bias
+    found = found - torch.einsum("ni,kij,nj->nk", u, curves.bend, u) / 2
+    same_but_for_a_constant(found.numpy(), scores_of(lda(moments_of(x, y), penalty), x))
+
+
+def scores_of(head: Any, x: Any) -> Any:
+    return x.astype(float) @ head.weight.numpy().T + head.bias.numpy()
+
+
+def same_but_for_a_constant(found: Any, expected: Any) -> None:
+    """Scores of each row, (rows, classes), may have a constant of their own."""
+    found, expected = (s - s.mean(1, keepdims=True) for s in (found, expected))
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_whitened_is_fedlogs_head_of_rows_that_were_whitened() -> None:
+    x, y = table()
+    head = whitened(moments_of(x, y), torch.tensor(7.0).double())
+    z = x.astype(float) - x.astype(float).mean(0)
+    within = sum(np.cov(z[y == k].T) * ((y == k).sum() - 1) for k in range(CLASSES))
+    values, vectors = np.linalg.eigh((within + 7.0 * np.eye(WIDTH)) / (ROWS - CLASSES))
+    white = z @ (vectors / np.sqrt(values)) @ vectors.T
+    sums = np.stack([[(y == k).sum(), *white[y == k].sum(0)] for k in range(CLASSES)])
+    eta = map_head(torch.as_tensor(sums), 1.0).numpy()
+    np.testing.assert_allclose(scores_of(head, x), white @ eta[:, 1:].T + eta[:, 0], atol=1e-8)
+
+
+@given(st.integers(0, 2**31), st.integers(12, 80))
+def test_the_penalty_minimizes_cross_validation_of_the_rows(seed: int, rows: int) -> None:
+    """Generalized cross-validation by the hat matrix of all rows, on the same penalties."""
+    x, y = table(seed, rows)
+    found = float(cross_validated(moments_of(x, y)))
+    z, t = x.astype(float) - x.astype(float).mean(0), np.eye(CLASSES)[y]
+    t = t - t.mean(0)
+
+    def score(penalty: float) -> float:
+        hat = z @ np.linalg.solve(z.T @ z + penalty * np.eye(WIDTH), z.T)
+        residual = ((t - hat @ t) ** 2).sum()
+        return float(rows * residual / (rows - 1 - np.trace(hat)) ** 2)
+
+    mean = np.trace(z.T @ z) / WIDTH
+    best = min(score(mean * step) for step in np.logspace(-8, 3, 67))
+    assert score(found) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("head", ["whitened", "lda", "ridge", "qda"])
+@pytest.mark.parametrize("expand", [0, 9])
+def test_the_partition_changes_nothing(head: str, expand: int) -> None:
+    """One client or two hundred: to 1e-6 with float64, to 3e-4 with float32."""
+    rows = table(1)
+    method = {"head": head, "expand": expand}
+    one, five, many = (eta_of(run(rows, k, method=method)) for k in (1, 5, 200))
+    size = np.abs(one[:, 1:]).max()
+    for other in (five, many):
+        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6 * size)
+    normal = {"normalize": "pooled"}  # a mean far above the deviation costs digits of float32
+    exact, rounded = (
+        eta_of(run(rows, 5, method=method | {"wire": wire}, data=normal))
+        for wire in ("float64", "float32")
+    )
+    close = 1e-3 if expand else 3e-4  # random features are nearly collinear
+    assert np.abs(rounded - exact).max() <= close * np.abs(exact).max()
+
+
+def test_the_head_of_a_run_is_that_of_all_rows_standardized() -> None:
+    """A row that no body encodes has columns of unlike scale; the sums tell their deviations."""
+    x, y = table(2)
+    deviation = x.astype(float).std(0)
+    moments = moments_of(x.astype(float) / deviation, y)
+    expected = whitened(moments, cross_validated(moments))
+    counts = np.bincount(y, minlength=CLASSES)
+    prior = np.log((counts + 1) / (len(y) + CLASSES))
+    eta = eta_of(run((x, y)))
+    scale = SCALES["whitened"]
+    np.testing.assert_allclose(eta[:, 1:] * deviation, scale * expected.weight.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(eta[:, 0], scale * expected.bias.numpy() + prior, rtol=1e-5)
+
+
+def test_a_client_sends_once_and_late_ones_are_added() -> None:
+    rows, whole = table(3), eta_of(run(table(3), 8))
+    train = {"num_rounds": 12, "fraction_train": 0.4}
+    result = run(rows, 8, train=train)
+    asked = [line["clients/asked"] for line in result.rounds]
+    assert sum(asked) == 8 == int(result.server_run.server.heard.sum())
+    assert asked[0] == 3
+    np.testing.assert_allclose(eta_of(result), whole, rtol=1e-6, atol=1e-9)
+    once = CLASSES * (WIDTH + 1) + WIDTH * (WIDTH + 1) // 2
+    assert sum(line["comm/up_bytes"] for line in result.rounds) == 8 * 8 * once
+
+
+def test_class_means_of_single_rows_are_the_rows() -> None:
+    """FedCOF with a row for each client has the covariance of all rows."""
+    x, y = table(4, 60)
+    each = np.zeros((60, CLASSES, WIDTH + 1))
+    each[np.arange(60), y] = np.concatenate([np.ones((60, 1)), x.astype(float)], 1)
+    head, moments = from_means(torch.as_tensor(each), 2.0)
+    expected = lda(moments_of(x, y), torch.tensor(2.0).double())
+    np.testing.assert_allclose(head.weight, expected.weight, rtol=1e-6)
+    np.testing.assert_allclose(head.bias, expected.bias, rtol=1e-6)
+    assert moments.counts.tolist() == np.bincount(y, minlength=CLASSES).tolist()
+
+
+def test_means_forget_a_client_exactly() -> None:
+    rows = table(5)
+    result = run(rows, 9, method={"head": "means"})
+    side = result.server_run
+    ctx = side.context("exchange", 1)
+    without = side.method.forget(side.server, 4, ctx)
+    each = side.server.known["logistic"].newest.arrays["total"].clone()
+    each[4] = 0
+    head, _ = from_means(each.double(), None)
+    found = without.known["logistic"].head.eta[:, 1:]
+    np.testing.assert_allclose(found, SCALES["means"] * head.weight, rtol=1e-5, atol=1e-7)
+    whole = run(rows).server_run
+    with pytest.raises(MethodError, match="keeps a total"):
+        whole.method.forget(whole.server, 0, ctx)
+
+
+@pytest.mark.parametrize("head", ["whitened", "lda", "ridge", "qda"])
+def test_constant_and_collinear_features_are_borne(head: str) -> None:
+    x, y = table(6)
+    more = np.concatenate([x, x[:, :2] @ np.ones((2, 1)), np.full((ROWS, 2), 3.0)], 1)
+    result = run((more.astype(np.float32), y), method={"head": head})
+    assert np.isfinite(eta_of(result)).all()
+    plain = run((x, y), method={"head": head})
+    found, expected = (r.rounds[-1]["eval/client/accuracy_mean"] for r in (result, plain))
+    assert found == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("head", ["whitened", "lda", "ridge", "qda"])
+@pytest.mark.parametrize("rows", [5, 12])
+def test_few_rows_and_a_class_without_any_are_borne(head: str, rows: int) -> None:
+    x, y = table(7, rows)
+    y = np.minimum(y, 2)
+    with pytest.warns(UserWarning, match="classes that no row has: '3'"):
+        result = run((x, y), 2, method={"head": head}, data={"classes": ["0", "1", "2", "3"]})
+    eta = eta_of(result)
+    assert np.isfinite(eta).all()
+    assert eta[3, 0] == ABSENT
+    assert not eta[3, 1:].any()
+
+
+def test_own_shares_are_added_and_never_sent() -> None:
+    rows = table(8)
+    result = run(rows, 4, method={"prior": "own"})
+    even = run(rows, 4, method={"prior": "uniform"})
+    np.testing.assert_array_equal(eta_of(result), eta_of(even))
+    sent = [[line["comm/up_bytes"] for line in r.rounds] for r in (result, even)]
+    assert sent[0] == sent[1]
+    x = torch.as_tensor(rows[0][:20])
+    for client in range(4):
+        apart = result.model(client)(x) - even.model(client)(x)
+        own = result.world.data.y[result.world.partition.train[client]]
+        counts = own.bincount(minlength=CLASSES)
+        expected = ((counts + 1) / (len(own) + CLASSES)).log()
+        torch.testing.assert_close(apart, expected.expand_as(apart), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 30.0])
+def test_numbers_have_ridge_regression(penalty: float) -> None:
+    data = numbers()
+    recipe = recipe_of("regression", model=LINEAR, train={"num_rounds": 1})
+    recipe["method"] = {"name": "analytic", "wire": "float64", "penalty": penalty}
+    eta = eta_of(fedgist.run(recipe, data=data))
+    x = ((data.x - torch.tensor(data.mean)) / torch.tensor(data.std)).double().numpy()
+    scale = x.std(0)
+    y = data.y.double().numpy()
+    y = (y - y.mean(0)) / y.std(0)
+    expected = Ridge(alpha=penalty, solver="svd").fit(x / scale, y)
+    np.testing.assert_allclose(eta[:, 1:] * scale, expected.coef_, atol=1e-6)
+    np.testing.assert_allclose(eta[:, 0], expected.intercept_, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["whitened", "lda", "ridge"])
+def test_several_labels_have_a_head_each(head: str) -> None:
+    """Of LDA and ridge by the same sums of each label alone, as two classes of one covariance."""
+    data = labels()
+    recipe = recipe_of("multilabel", model=LINEAR, train={"num_rounds": 1})
+    recipe["method"] = {"name": "analytic", "wire": "float64", "head": head, "penalty": 2.0}
+    eta = eta_of(fedgist.run(recipe, data=data))
+    x = ((data.x - torch.tensor(data.mean)) / torch.tensor(data.std)).double().numpy()
+    z = (x - x.mean(0)) / x.std(0)
+    y = data.y.numpy()
+    covariance = (z.T @ z + 2.0 * np.eye(z.shape[1])) / (len(z) - 1)
+    for label in range(y.shape[1]):
+        has = y[:, label] > 0
+        if head == "lda":
+            apart = np.linalg.solve(covariance, z[has].mean(0) - z[~has].mean(0)) / 3
+        elif head == "ridge":
+            apart = 10 * Ridge(alpha=2.0, solver="svd").fit(z, has.astype(float)).coef_
+        else:
+            values, vectors = np.linalg.eigh(covariance)
+            white = z @ (vectors / np.sqrt(values)) @ vectors.T
+            both = [[s.sum(), *white[s].sum(0)] for s in (has, ~has)]
+            two = map_head(torch.as_tensor(np.array(both)), 1.0).numpy()
+            apart = 0.2 * (two[0] - two[1])[1:] @ (vectors / np.sqrt(values)) @ vectors.T
+        np.testing.assert_allclose(eta[label, 1:] * x.std(0), apart, atol=1e-5)
+
+
+@given(st.integers(1, 9), st.integers(0, 2**31))
+def test_a_triangle_is_the_matrix(m: int, seed: int) -> None:
+    a = random.normal(random.key(seed), (2, m, m))
+    both = a + a.mT
+    assert torch.equal(symmetric(triangle(both), m), both)
+    assert triangle(both).shape == (2, m * (m + 1) // 2)
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"method": {"head": "means"}, "clients": {"num_clients": 2}}, "have at most 4 class"),
+        ({"privacy": {"unit": "record", "epsilon": 3.0, "delta": 1e-5, "clip": 1.0}}, "no privacy"),
+        ({"model": {"name": "mlp", "hidden": [5]}, "clients": {"init": "own"}}, "one body"),
+    ],
+)
+def test_what_cannot_be_added_up_is_refused(sections: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        run(table(), **sections)
