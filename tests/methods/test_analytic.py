@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 
 import fedgist
 from fedgist.core import random
 from fedgist.errors import InputError, MethodError
-from fedgist.methods.analytic import ABSENT, SCALES
+from fedgist.methods.analytic import ABSENT, SCALES, _whole
 from fedgist.methods.common.conjugate_head import map_head
 from fedgist.methods.common.moment_heads import (
     Moments,
@@ -68,7 +68,7 @@ def run(rows: Any, count: int = 5, **sections: Any) -> Any:
 
 
 def eta_of(result: Any) -> Any:
-    return result.server_run.server.known["logistic"].head.eta.double().numpy()
+    return _whole(result.server_run.server.known["logistic"].head).double().numpy()
 
 
 def test_ridge_is_scikit_learns() -> None:
@@ -189,7 +189,7 @@ def test_the_head_of_a_run_is_that_of_all_rows_standardized() -> None:
 def test_a_client_sends_once_and_late_ones_are_added() -> None:
     rows, whole = table(3), eta_of(run(table(3), 8))
     train = {"num_rounds": 12, "fraction_train": 0.4}
-    result = run(rows, 8, train=train)
+    result = run(rows, 8, train=train, method={"refine": False})
     asked = [line["clients/asked"] for line in result.rounds]
     assert sum(asked) == 8 == int(result.server_run.server.heard.sum())
     assert asked[0] == 3
@@ -264,6 +264,68 @@ def test_own_shares_are_added_and_never_sent() -> None:
         counts = own.bincount(minlength=CLASSES)
         expected = ((counts + 1) / (len(own) + CLASSES)).log()
         torch.testing.assert_close(apart, expected.expand_as(apart), rtol=1e-4, atol=1e-4)
+
+
+def known_of(result: Any) -> Any:
+    return result.server_run.server.known["logistic"]
+
+
+@pytest.mark.parametrize("head", ["whitened", "lda"])
+def test_further_rounds_end_at_logistic_regression(head: str) -> None:
+    """Its penalty is of standardized weights, by the size of the first ones."""
+    x, y = table(9)
+    result = run((x, y), 5, method={"head": head}, train={"num_rounds": 400})
+    z = (x.astype(float) - x.astype(float).mean(0)) / x.astype(float).std(0)
+    first = eta_of(run((x, y), 5, method={"head": head}))[:, 1:] * x.astype(float).std(0)
+    penalty = WIDTH * (CLASSES - 1) / (first**2).sum()
+    assert float(known_of(result).ridge) == pytest.approx(penalty, rel=1e-5)
+    oracle = LogisticRegression(C=1 / penalty, tol=1e-10, max_iter=10_000).fit(z, y)
+    eta = eta_of(result)
+    found = x.astype(float) @ eta[:, 1:].T + eta[:, 0]
+    expected = z @ oracle.coef_.T + oracle.intercept_
+    found, expected = (s - s.mean(1, keepdims=True) for s in (found, expected))
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+def test_further_rounds_of_some_clients_lower_the_loss() -> None:
+    rows, train = table(10, 600), {"num_rounds": 25, "fraction_train": 0.5}
+    result = run(rows, 6, train=train)
+    losses = [line["eval/client/loss_mean"] for line in result.rounds]
+    assert losses[-1] < losses[0]
+
+
+def test_few_rows_are_not_refined_unless_asked() -> None:
+    rows, many = table(11, 50), {"num_rounds": 3}
+    first = eta_of(run(rows))
+    np.testing.assert_array_equal(eta_of(run(rows, train=many)), first)
+    result = run(rows, train=many)
+    assert [line["clients/asked"] for line in result.rounds] == [5, 0, 0]
+    asked = run(rows, train=many, method={"refine": True})
+    assert np.abs(eta_of(asked) - first).max() > 1e-3
+
+
+@pytest.mark.parametrize("prior", ["counts", "own"])
+def test_calibration_finds_the_factor_of_the_least_loss(prior: str) -> None:
+    """Of all clients' training rows, with the priors that they predict by."""
+    rows = table(12)
+    both = [run(rows, 4, method={"prior": prior, "calibrate": c}) for c in (False, True)]
+    plain, found = (known_of(result).head.eta.double() for result in both)
+    factor = float((found[:, 1:] / plain[:, 1:]).median())
+    torch.testing.assert_close(found, factor * plain, rtol=1e-5, atol=1e-6)
+    partition = both[0].world.partition.train
+    head, x, y = known_of(both[0]).head, torch.as_tensor(rows[0]).double(), torch.as_tensor(rows[1])
+
+    def loss(factor: float) -> float:
+        total = 0.0
+        for own in partition:
+            counts = y[own].bincount(minlength=CLASSES)
+            log_share = ((counts + 1) / (len(own) + CLASSES)).log() if prior == "own" else 0.0
+            scores = factor * (x[own] @ plain[:, 1:].mT + plain[:, 0]) + head.prior + log_share
+            total += float(torch.nn.functional.cross_entropy(scores, y[own], reduction="sum"))
+        return total
+
+    best = min(np.logspace(-np.log10(20), np.log10(20), 41), key=loss)
+    assert factor == pytest.approx(best, rel=1e-5)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 30.0])

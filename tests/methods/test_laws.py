@@ -62,7 +62,8 @@ EVERY_OPTION = {
     "fedlog, newest": FedLog(memory="newest"),
     "fedlog, discounted": FedLog(memory=0.8),
     "analytic, quadratic": Analytic("qda", prior="own", expand=4, wire="float64"),
-    "analytic, class means": Analytic("means", wire="float64"),
+    "analytic, class means": Analytic("means", calibrate=True, wire="float64"),
+    "analytic, refined": Analytic(calibrate=True, refine=True, wire="float64"),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
 }
 # dropout before the head, which features must not see

@@ -97,15 +97,20 @@ def one_feature_width(
             f"method {method} shares {shares}, so all bodies need one feature width; "
             f"they have {listed}; model.project = {min(widths.values())} projects the others to it"
         )
+    if shares == "one head":
+        check_heads(task, method)
+    return next(iter(widths.values()))
+
+
+def check_heads(task: Task, method: str) -> None:
+    """Raise MethodError unless a method can compute the numbers of every head, bias included."""
     heads = {name: (f"{a.head}.weight", f"{a.head}.bias") for name, a in task.architectures.items()}
-    if shares == "one head" and (
-        fixed := [n for n, arrays in heads.items() if task.architectures[n].fixed & {*arrays}]
-    ):
+    fixed = [n for n, arrays in heads.items() if task.architectures[n].fixed & {*arrays}]
+    if fixed:
         raise MethodError(
             f"method {method} computes the head, and that of {fixed[0]} has requires_grad = False: "
             "let it learn, or use another method"
         )
     bare = [name for name, a in task.architectures.items() if not a.head_bias]
-    if shares == "one head" and bare:
+    if bare:
         raise MethodError(f"method {method} needs a head with a bias; that of {bare[0]} has none")
-    return next(iter(widths.values()))
