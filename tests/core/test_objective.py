@@ -130,7 +130,7 @@ def test_only_the_metrics_chosen_are_measured_and_scores_kept_for_them() -> None
     few = OBJECTIVES["classes"](CLASSES, ("macro_f1",))
     logits, y = random.normal(random.key(0), (5, CLASSES)), torch.zeros(5, dtype=torch.int64)
     predictions = few.predict_rows(logits, Batch(logits, y, torch.ones(5, dtype=torch.bool)))
-    assert predictions.logits.shape == (5, 0)
+    assert predictions.logits.shape == predictions.log_odds.shape == (5, 0)
     values = few.measure(
         ClassPredictions(
             *(

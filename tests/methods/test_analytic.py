@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,9 @@ from fedgist.methods.common.moment_heads import (
     lda,
     qda,
     ridge,
-    symmetric,
-    triangle,
     whitened,
 )
+from fedgist.methods.common.triangles import symmetric, triangle
 from small_tasks import labels, numbers, recipe_of
 
 CLASSES, WIDTH, ROWS = 4, 6, 300
@@ -266,6 +266,22 @@ def test_own_shares_are_added_and_never_sent() -> None:
         torch.testing.assert_close(apart, expected.expand_as(apart), rtol=1e-4, atol=1e-4)
 
 
+def test_sample_weights_weigh_the_sums() -> None:
+    data = numbers()
+    weight = torch.linspace(0, 2, len(data.y))
+    recipe = recipe_of("regression", model=LINEAR)
+    recipe["method"] = {"name": "analytic", "wire": "float64", "penalty": 2.0}
+    recipe["train"] = {"num_rounds": 1, "sample_weights": "w"}
+    eta = eta_of(fedgist.run(recipe, data=replace(data, annotations={"w": weight})))
+    x = ((data.x - torch.tensor(data.mean)) / torch.tensor(data.std)).double().numpy()
+    mean = np.average(x, axis=0, weights=weight)
+    scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weight))
+    y = data.y.double().numpy()
+    y = (y - y.mean(0)) / y.std(0)
+    expected = Ridge(alpha=2.0, solver="svd").fit(x / scale, y, sample_weight=weight.numpy())
+    np.testing.assert_allclose(eta[:, 1:] * scale, expected.coef_, atol=1e-6)
+
+
 def known_of(result: Any) -> Any:
     return result.server_run.server.known["logistic"]
 
@@ -381,7 +397,10 @@ def test_a_triangle_is_the_matrix(m: int, seed: int) -> None:
     ("sections", "says"),
     [
         ({"method": {"head": "means"}, "clients": {"num_clients": 2}}, "have at most 4 class"),
-        ({"privacy": {"unit": "record", "epsilon": 3.0, "delta": 1e-5, "clip": 1.0}}, "no privacy"),
+        (
+            {"privacy": {"unit": "record", "epsilon": 3.0, "delta": 1e-5, "clip": 1.0}},
+            "the sensitivity of its sums",
+        ),
         ({"model": {"name": "mlp", "hidden": [5]}, "clients": {"init": "own"}}, "one body"),
     ],
 )

@@ -65,6 +65,7 @@ Arguments of these functions:
 function       where   vmap  net's mode  ctx.key   how often             shapes; what it returns
 =============  ======  ====  ==========  ========  ====================  ===========================
 check          server  no    -           -         once                  raises on a misfit
+notes          server  no    -           -         once                  sentences for the user
 stages         both    no    -           -         once a round          stage names; ``()``: skip
 init_server    server  no    -           init's    once                  the first server state
 select         server  no    -           stage's   once a round          orders to online clients
@@ -202,6 +203,10 @@ class Method:
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""
+
+    def notes(self, task: Task) -> Sequence[str]:
+        """Return what a user should know before round 1, a sentence each."""
+        return ()
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return the stages of round ``ctx.round``; round 0 comes before training."""

@@ -41,7 +41,7 @@ ABSENT = (
 def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[str]:
     """Check a method before its first round; return notes on its models, if there are any."""
     check_part(method.keeps, f"{type(method).__name__}.keeps")
-    notes = []
+    notes = [*method.notes(task)]
     for trial in trials(method, task, server, key):
         notes += trial.look()
     return list(dict.fromkeys(notes))
@@ -78,7 +78,8 @@ def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -
     given += (
         [f"train.label_smoothing = {training.label_smoothing}"] if training.label_smoothing else []
     )
-    if given and not any(_uses_task_loss(trial) for trial in trials(method, task, server, key)):
+    read = _uses_weights if not training.label_smoothing else _uses_task_loss
+    if given and not any(read(trial) for trial in trials(method, task, server, key)):
         raise MethodError(
             f"{given[0]} would have no effect: {type(method).__name__} does not learn by the "
             "task's loss, ctx.task.objective.loss(logits, batch), on the batch that it is given, "
@@ -89,13 +90,20 @@ def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -
 def _uses_task_loss(trial: Trial) -> bool:
     """Return whether the loss of a phase changes with the weights of the rows."""
     trial.look()
+    return _differ(lambda batch: trial.losses(trial.net, batch, trial.own), trial)
+
+
+def _uses_weights(trial: Trial) -> bool:
+    """Return whether a loss or the sums change with the weights of the rows."""
+    return _uses_task_loss(trial) or _differ(lambda batch: leaves(trial.sums(batch)), trial)
+
+
+def _differ(of: Callable[[Batch], Sequence[Tensor]], trial: Trial) -> bool:
+    """Return whether any tensor changes with the weights of the rows."""
     batch = trial.batch(0.0)
     weights = torch.arange(1.0, 1.0 + len(batch.y), device=batch.y.device)
     with torch.no_grad():
-        plain, weighted = (
-            trial.losses(trial.net, rows, trial.own)
-            for rows in (batch, replace(batch, weight=weights))
-        )
+        plain, weighted = (of(rows) for rows in (batch, replace(batch, weight=weights)))
     return any(not torch.equal(a, b) for a, b in zip(plain, weighted, strict=True))
 
 
@@ -170,6 +178,10 @@ class Trial:
             values[PRESENT:] = 0
         return batch
 
+    def sums(self, batch: Batch) -> Tree:
+        """Return the sums over a batch."""
+        return self._call("summarize", self.net, self._picked(batch), self.own, self.down)
+
     def _picked(self, batch: Batch) -> Batch:
         """Return the batch for summaries, with the client's choices among its rows."""
         if not isinstance(self.method, PeerMethod):
@@ -219,10 +231,7 @@ class Trial:
         self._check_gradient(first)
         if any(not _close(x, y) for x, y in zip(*losses, strict=True)):
             self._complain("loss", ABSENT)
-        sums = [
-            self._call("summarize", self.net, self._picked(batch), self.own, self.down)
-            for batch in (first, other)
-        ]
+        sums = [self.sums(batch) for batch in (first, other)]
         pairs = zip(*(leaves(value) for value in sums), strict=True)
         if any(not _close(x.double(), y.double()) for x, y in pairs):
             self._complain("summarize", ABSENT)

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn import functional
 
 from fedgist.core.bounds import NonNegative, NonNegativeInt
 from fedgist.core.counts import COUNTS
@@ -38,8 +38,6 @@ from fedgist.methods.common.moment_heads import (
     lda,
     qda,
     ridge,
-    symmetric,
-    triangle,
     whitened,
 )
 from fedgist.methods.common.moment_sums import (
@@ -55,6 +53,7 @@ from fedgist.methods.common.moment_sums import (
 )
 from fedgist.methods.common.solved_head import check_target
 from fedgist.methods.common.sum_memory import ClientSums
+from fedgist.methods.common.triangles import symmetric, triangle
 
 LINEAR: Mapping[str, Callable[[Moments, Tensor], Scores]] = MappingProxyType(
     {"whitened": whitened, "lda": lda, "ridge": ridge}
@@ -190,8 +189,11 @@ class Analytic(Method):
                 "method analytic adds up features of clients, so they need one body with the same "
                 "weights: clients.init = 'shared'"
             )
-        if task.privacy is not None:
-            raise MethodError("method analytic: the noise of its sums is not known: no privacy")
+        if task.privacy is not None and task.privacy.unit == "record":
+            raise MethodError(
+                "method analytic: the sensitivity of its sums to a row is not known; privacy.unit "
+                "= 'client' protects whole clients"
+            )
         if target == "numbers":
             self._check_numbers(task)
         elif target == "labels" and self.head in {"qda", "means"}:
@@ -441,7 +443,7 @@ class Analytic(Method):
         moments = moments_of(sums, task)
         deviations = moments.deviations()
         # a row that no body encoded, and random features: columns of unlike scale
-        raw = self.expand or not start.body
+        raw = self.expand or (start.arch.frozen is None and not start.body)
         scale = deviations if raw else torch.ones_like(deviations)
         scaled = moments.scaled(scale)
         penalty = cross_validated(scaled)
@@ -512,9 +514,9 @@ def _loss(logits: Tensor, batch: Batch, task: Task, weight: Tensor) -> Tensor:
     """Return the sum of the weighted log losses of the rows, ()."""
     if task.objective.target == "labels":
         t = targets_of(batch, task, logits)
-        of_row = F.binary_cross_entropy_with_logits(logits, t, reduction="none").mean(1)
+        of_row = functional.binary_cross_entropy_with_logits(logits, t, reduction="none").mean(1)
     else:
-        of_row = F.cross_entropy(logits, batch.y, reduction="none")
+        of_row = functional.cross_entropy(logits, batch.y, reduction="none")
     return torch.where(weight > 0, of_row * weight, 0.0).sum()
 
 

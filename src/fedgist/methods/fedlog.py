@@ -72,6 +72,14 @@ class FedLog(Method):
         check_target(task, "fedlog")
         sum_memory.check(self.memory, task, "fedlog")
 
+    def notes(self, task: Task) -> tuple[str, ...]:
+        """Return a note if all bodies are frozen: then another head is better."""
+        frozen = all(s.arch.frozen is not None and not s.body for s in task.starts.values())
+        if not frozen or task.objective.target != "class":
+            return ()
+        better = "method.name = 'analytic' finds a better head of their features in one exchange"
+        return (f"all bodies are frozen: {better}",)
+
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` is ``"exchange"``."""
         if ctx.round == 0:

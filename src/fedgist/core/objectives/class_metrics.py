@@ -38,11 +38,13 @@ class ClassPredictions:
 
     @property
     def log_odds(self) -> Tensor:
-        """Log-odds of each class against all others, (rows, classes).
+        """Log-odds of each class against all others, (rows, classes), or (rows, 0) without logits.
 
         They tell rows apart whose probability is rounded to 0 or 1. They are computed in float64
         and rounded, so that rows with the same odds are equal.
         """
+        if not self.logits.shape[-1]:
+            return self.logits
         logits = self.logits.to(torch.float64)
         largest = logits.argmax(-1, keepdim=True)
         others = logits.scatter(-1, largest, -torch.inf).logsumexp(-1, keepdim=True)

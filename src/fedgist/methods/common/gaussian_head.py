@@ -23,6 +23,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedgist.methods.common.triangles import symmetric, triangle
+
 
 def packed_width(m: int, crosses: int) -> int:
     """Return the number of entries of a row: a triangle of m + 1, and ``crosses`` vectors C."""
@@ -48,8 +50,7 @@ def _packed(phi: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return a packed row (entries,) by one product, which holds no pairs of a single row."""
     product = (phi * weight.unsqueeze(1)).mT @ torch.cat([phi, y], dim=1)
     m = phi.shape[1]
-    row, column = torch.triu_indices(m, m, device=phi.device)
-    return torch.cat([product[row, column], product[:, m:].mT.flatten()])
+    return torch.cat([triangle(product[:, :m]), product[:, m:].mT.flatten()])
 
 
 def ridge_head(sums: Tensor, m: int, nu: float) -> Tensor:
@@ -59,16 +60,13 @@ def ridge_head(sums: Tensor, m: int, nu: float) -> Tensor:
     the bias: (G + nu D) eta = C, where D is the identity with 0 for the bias. Without rows, eta
     is 0. With nu = 0, G may be singular: then it is the solution of least norm.
     """
-    row, column = torch.triu_indices(m + 1, m + 1, device=sums.device)
-    triangle, cross = sums[:, : len(row)], sums[:, len(row) :]
-    gram = sums.new_zeros(len(sums), m + 1, m + 1)
-    gram[:, row, column] = triangle
-    gram[:, column, row] = triangle
+    entries = packed_width(m, 0)
+    cross, gram = sums[:, entries:], symmetric(sums[:, :entries], m + 1)
     penalty = torch.full((m + 1,), nu, dtype=sums.dtype, device=sums.device)
     penalty[0] = 0.0
     # the bias of no rows would be undetermined: any penalty gives 0
     penalty = penalty + torch.eye(m + 1, dtype=sums.dtype, device=sums.device)[0] * (
-        triangle[:, :1] <= 0
+        sums[:, :1] <= 0
     )
     system, right = gram + torch.diag_embed(penalty), cross.reshape(len(sums), -1, m + 1).mT
     if nu > 0:

@@ -32,21 +32,6 @@ PRIOR_ROWS = 1.0  # of FedLog's prior, its nu
 LEAST = 1e-300  # in a division whose result is not used
 
 
-def triangle(gram: Tensor) -> Tensor:
-    """Return the upper triangle (..., m (m + 1) / 2) of symmetric matrices (..., m, m)."""
-    row, column = torch.triu_indices(gram.shape[-1], gram.shape[-1], device=gram.device)
-    return gram[..., row, column]
-
-
-def symmetric(upper: Tensor, m: int) -> Tensor:
-    """Return symmetric matrices (..., m, m) from their upper triangles."""
-    row, column = torch.triu_indices(m, m, device=upper.device)
-    whole = upper.new_zeros(*upper.shape[:-1], m, m)
-    whole[..., row, column] = upper
-    whole[..., column, row] = upper
-    return whole
-
-
 @dataclass(frozen=True, eq=False)
 class Moments:
     """Sums over rows: ``counts`` (K,), ``sums`` (K, m), ``rows`` (), ``total`` (m,), ``gram``.

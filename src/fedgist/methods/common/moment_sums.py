@@ -18,7 +18,8 @@ from fedgist.core.objectives.regression import Regression
 from fedgist.core.task import Task
 from fedgist.core.tree import tree
 from fedgist.methods.common.linear_head import members, with_constant
-from fedgist.methods.common.moment_heads import Moments, symmetric, triangle
+from fedgist.methods.common.moment_heads import Moments
+from fedgist.methods.common.triangles import symmetric, triangle
 
 
 @message(reduce="sum", over="architecture")
