@@ -66,7 +66,7 @@ ABSENT = -100.0  # the logit of a class without rows
 MOST_NUMBERS = 1 << 24  # in an upload of QDA: 64 MiB
 FACTORS = 41  # of scores, tried by calibration: 1/20 to 20
 ENOUGH = 10  # rows for each feature, from which rows that were trained on say how sure to be
-LEAST_SIZE = 1e-12  # of weights, in a division whose result is not used
+LEAST_SIZE = 1e-12  # of squared weights: less is none
 EXCHANGE, CALIBRATE, REFINE = "exchange", "calibrate", "refine"
 
 
@@ -177,7 +177,7 @@ class Analytic(Method):
     wire: Literal["float32", "float64"] = "float32"
     """Type of the numbers that clients compute and send: float64 doubles bytes and time."""
 
-    keeps: ClassVar[Part] = "body"
+    keeps: ClassVar[Part] = "none"  # bodies do not learn, and heads come with each download
     targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
 
     def check(self, task: Task) -> None:
@@ -544,7 +544,7 @@ def _refined(known: Known, gradient: Gradient, task: Task) -> Known:
     k, m = before.shape[0], before.shape[1] - 1
     variance = moments.deviations().square()
     size = (before[:, 1:].square() * variance).sum()
-    first = torch.where(size > 0, m * max(k - 1, 1) / size.clamp(min=LEAST_SIZE), 1.0)
+    first = m * max(k - 1, 1) / size.clamp(min=LEAST_SIZE)
     penalty = torch.where(known.steps > 0, known.ridge, first)
     total = moments.total.unsqueeze(0)
     rows = moments.rows.clamp(min=1.0).view(1, 1)
