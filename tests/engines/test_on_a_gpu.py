@@ -114,7 +114,7 @@ for name, method in METHOD_OBJECTS.items():
         patch.object(captured_step, "LEAST", 2),
     ):
         found = trace(law_world(method, train=train, engine={"device": "cuda"}), rounds=1).rounds
-    assert done.replays, name
+    assert done.replays or name == "analytic", name  # it has no steps
     for line, wanted in zip(found, expected, strict=True):
         for column, value in without_times(wanted).items():
             if isinstance(value, float):

@@ -288,11 +288,11 @@ class Analytic(Method):
 
         With too few rows for refinement or calibration, nobody is asked.
         """
-        there = ctx.stage != EXCHANGE
+        there, heard = ctx.stage != EXCHANGE, server.heard.tolist()
         return [
             order
             for order in selected
-            if bool(server.heard[order.client]) == there
+            if bool(heard[order.client]) == there
             and not (there and self._has_few(server.known[order.architecture], ctx))
         ]
 
@@ -364,8 +364,8 @@ class Analytic(Method):
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Return the heads of all sums so far, or calibrated or refined ones."""
-        heard, known = server.heard.clone(), dict(server.known)
-        heard[list(replies.clients)] = 1.0
+        known, at = dict(server.known), torch.tensor(replies.clients, device=server.heard.device)
+        heard = server.heard.index_fill(0, at, 1.0)
         for name in replies.architectures:
             of = replies.by(name)
             if ctx.stage == CALIBRATE:
@@ -401,8 +401,8 @@ class Analytic(Method):
         MethodError
             If the server keeps a total only.
         """
-        heard, known = server.heard.clone(), dict(server.known)
-        heard[client] = 0.0
+        known, at = dict(server.known), torch.tensor([client], device=server.heard.device)
+        heard = server.heard.index_fill(0, at, 0.0)
         for name, before in server.known.items():
             if before.newest is None:
                 raise MethodError(
