@@ -289,11 +289,12 @@ class Analytic(Method):
         With too few rows for refinement or calibration, nobody is asked.
         """
         there, heard = ctx.stage != EXCHANGE, server.heard.tolist()
+        known = server.known.items()
+        few = {name for name, one in known if there and self._has_few(one, ctx)}
         return [
             order
             for order in selected
-            if bool(heard[order.client]) == there
-            and not (there and self._has_few(server.known[order.architecture], ctx))
+            if bool(heard[order.client]) == there and order.architecture not in few
         ]
 
     def _has_few(self, known: Known, ctx: Context) -> bool:
@@ -502,7 +503,8 @@ def _rows(known: Known, task: Task) -> Tensor:
     if known.newest is not None:
         return known.newest.arrays["total"][..., 0].sum()
     assert known.sums is not None
-    return moments_of(known.sums, task).rows
+    rows = known.sums.counted[:, 0]  # of classes; else the last is that of all rows
+    return rows.sum() if task.objective.target == "class" else rows[-1]
 
 
 def _factors() -> list[float]:
