@@ -93,6 +93,19 @@ def fedlog(trials: Trials, *, rounds: int = 2) -> Tensor:
     )
 
 
+def analytic(trials: Trials) -> Tensor:
+    """A row in counts, sums and second moments, in shares of the budget; noise on their total."""
+    grid = grid_of(32, 48) if trials.system else 0.0
+    deviation = trials.noise * sensitivity("record", 1.0)
+    privacy = Privacy("record", "central", 1.0, deviation, grid=grid)
+    method, ctx = method_and_context(trials, "analytic", privacy, wire="float64")
+    ctx = replace(ctx, stage="exchange")
+    quiet, loud = (message_of(method, ctx, canary=there) for there in (False, True))
+    sent = trials.repeated(loud if trials.present else quiet)
+    seen = totals(sent, privacy, trials.keys(1)[0], trials.count)
+    return evidence(seen, quiet, loud, privacy.deviation)
+
+
 def repshare(trials: Trials) -> Tensor:
     """A row in the sums over all rows and in each of two observations; noise at the client."""
     privacy = trials.privacy("record", "local")

@@ -153,7 +153,8 @@ def largest_change(first: Life, second: Life) -> float:
     kinds = [[s if isinstance(s, str) else "" for s in life.sent] for life in (first, second)]
     if kinds[0] != kinds[1]:
         return math.inf
-    bound = sensitivity("record", PRIVATE["privacy"]["clip"])
+    clip = (PRIVATE["privacy"] | first.sections.get("privacy", {}))["clip"]
+    bound = sensitivity("record", clip)
     pairs = [(a, b) for a, b in zip(first.sent, second.sent, strict=True) if isinstance(a, Tensor)]
     changes = [
         float((a - b).norm()) / (bound * math.sqrt(terms))

@@ -66,6 +66,7 @@ class Audit:
 
 AUDITS = [
     Audit("FedLog", "record", "2 sums", seams.fedlog, ReleaseSchedule((0, 1, 1))),
+    Audit("Analytic", "record", "1 joint sum", seams.analytic, ReleaseSchedule((0, 1))),
     Audit("FedAvg", "client", "1 sum", seams.fedavg, ReleaseSchedule((0, 1))),
     Audit(
         "FedAvg, Poisson sampling",

@@ -32,6 +32,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "validation": {"data": {"validation": 0.3}},
     "repshare": {"method": REPSHARE},
     "fedproto": {"method": {"name": "fedproto"}},
+    "analytic": {"method": {"name": "analytic", "wire": "float64"}, "privacy": {"clip": 1.0}},
 }
 
 

@@ -16,8 +16,12 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import fedgist
 from fedgist.core import random
+from fedgist.core.batch import Batch
+from fedgist.core.message import Nothing
+from fedgist.core.privacy import Privacy, sensitivity
+from fedgist.core.tree import leaves
 from fedgist.errors import InputError, MethodError
-from fedgist.methods.analytic import ABSENT, SCALES, _whole
+from fedgist.methods.analytic import ABSENT, SCALES
 from fedgist.methods.common.conjugate_head import map_head
 from fedgist.methods.common.moment_heads import (
     Moments,
@@ -28,10 +32,12 @@ from fedgist.methods.common.moment_heads import (
     ridge,
     whitened,
 )
+from fedgist.methods.common.moment_steps import whole_head
 from fedgist.methods.common.triangles import symmetric, triangle
 from small_tasks import labels, numbers, recipe_of
 
 CLASSES, WIDTH, ROWS = 4, 6, 300
+PRIVATE = {"unit": "record", "epsilon": 3.0, "delta": 1e-5, "clip": 1.0}
 LINEAR = {"name": "logistic"}  # no body: features are the normalized inputs
 
 
@@ -42,6 +48,18 @@ def table(seed: int = 0, rows: int = ROWS) -> tuple[np.ndarray[Any, Any], np.nda
     mixing = rng.normal(size=(WIDTH, WIDTH)) * np.array([1, 10, 0.1, 1, 3, 1])
     x = (rng.normal(size=(rows, WIDTH)) + 1.5 * np.eye(CLASSES, WIDTH)[y]) @ mixing + 5
     return x.astype(np.float32), y
+
+
+def plain(seed: int, rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return rows of independent columns of like scale, and their classes."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(CLASSES, rows, p=[0.4, 0.3, 0.2, 0.1])
+    x = rng.normal(size=(rows, WIDTH)) + 2 * np.eye(CLASSES, WIDTH)[y]
+    return x.astype(np.float32), y
+
+
+def notes_of(warned: Any) -> list[str]:
+    return [str(note.message) for note in warned]
 
 
 def moments_of(x: Any, y: Any, *, by_class: bool = False) -> Moments:
@@ -68,7 +86,7 @@ def run(rows: Any, count: int = 5, **sections: Any) -> Any:
 
 
 def eta_of(result: Any) -> Any:
-    return _whole(result.server_run.server.known["logistic"].head).double().numpy()
+    return whole_head(result.server_run.server.known["logistic"].head).double().numpy()
 
 
 def test_ridge_is_scikit_learns() -> None:
@@ -385,6 +403,128 @@ def test_several_labels_have_a_head_each(head: str) -> None:
         np.testing.assert_allclose(eta[label, 1:] * x.std(0), apart, atol=1e-5)
 
 
+@pytest.mark.parametrize("wire", ["float16", "bfloat16", "int8"])
+def test_codes_say_what_numbers_do_in_fewer_bytes(wire: str) -> None:
+    """Sums of 8 clients that round their own; a row of 16 bits is half as long, but for scales."""
+    rows = plain(13, 600)
+    exact, rounded = (run(rows, 8, method={"wire": w}) for w in ("float32", wire))
+    far = np.abs(eta_of(exact) - eta_of(rounded)).max() / np.abs(eta_of(exact)).max()
+    assert 0 < far < {"float16": 1e-3, "bfloat16": 1e-2, "int8": 2e-2}[wire]
+    size = 1 if wire == "int8" else 2
+    of_rows = CLASSES * (8 + WIDTH * size)
+    second = WIDTH * 4 + WIDTH * (WIDTH - 1) // 2 * size
+    assert rounded.rounds[-1]["comm/up_bytes"] == 8 * (of_rows + second)
+
+
+def test_projected_features_are_random_sums_of_the_features() -> None:
+    """The head is that of P z / sqrt(3), with P from the key that clients get."""
+    x, y = table(14)
+    result = run((x, y), method={"project": 3, "penalty": 2.0})
+    key = known_of(result).head.key.view(())
+    matrix = random.normal(random.fold(key, 2), (WIDTH, 3)).double().numpy()
+    z = x.astype(float) @ matrix / np.sqrt(3)
+    scale = z.std(0)
+    expected = whitened(moments_of(z / scale, y), torch.tensor(2.0).double())
+    eta = eta_of(result)
+    np.testing.assert_allclose(eta[:, 1:] * scale, 0.2 * expected.weight.numpy(), rtol=1e-5)
+    found = result.model(0)(torch.as_tensor(x)).double().numpy()
+    np.testing.assert_allclose(found, z @ eta[:, 1:].T + eta[:, 0], rtol=1e-4, atol=1e-4)
+
+
+def upload_of(x: Any, y: Any, grid: float, head: str) -> torch.Tensor:
+    """Return all numbers that a private client with these rows sends, before noise."""
+    privacy = Privacy("record", "central", 1.0, 1.0, grid=grid)
+    result = run(table(), method={"head": head})
+    side = result.server_run
+    task = replace(side.task, privacy=privacy)
+    ctx = replace(side.context("exchange", 1), task=task, architecture="logistic")
+    mask = torch.ones(len(y), dtype=torch.bool)
+    batch = Batch(torch.as_tensor(x), torch.as_tensor(y), mask)
+    net = task.starts["logistic"]
+    sums = side.method.summarize(net, batch, Nothing(), Nothing(), ctx)
+    sent = side.method.upload(net, Nothing(), sums, Nothing(), ctx)[0]
+    return torch.cat([leaf.flatten() for leaf in leaves(sent)])
+
+
+@pytest.mark.parametrize("head", ["whitened", "cosine"])
+@pytest.mark.parametrize("grid", [0.0, 2.0**-38, 2.0**-33])
+def test_a_row_more_changes_a_release_by_less_than_the_sensitivity(head: str, grid: float) -> None:
+    """By brute force: rows of any length and direction, along axes and beside them."""
+    rng = np.random.default_rng(15)
+    x, y = table(15, 40)
+    rows = [rng.normal(size=WIDTH) * 10.0 ** rng.integers(-6, 7) for _ in range(60)]
+    rows += [*np.eye(WIDTH), np.ones(WIDTH), np.zeros(WIDTH), np.full(WIDTH, np.inf)]
+    before, far = upload_of(x, y, grid, head), []
+    for row in rows:
+        more = np.concatenate([x, row[None].astype(np.float32)])
+        after = upload_of(more, np.append(y, rng.integers(CLASSES)), grid, head)
+        far.append(float((after - before).norm()))
+        if grid:
+            assert torch.equal(torch.round(after / grid) * grid, after)
+    assert max(far) <= sensitivity("record", 1.0)
+    assert max(far[:60]) > 0.97 * sensitivity("record", 1.0)
+    assert far[-1] == 0.0
+
+
+@given(st.integers(1, 12), st.floats(0.01, 30.0), st.integers(0, 2**31))
+def test_the_norm_of_a_plain_term_is_the_formula(m: int, b: float, seed: int) -> None:
+    """Of count, sums and triangle with beside-diagonals times sqrt 2: sqrt(1 + b^2 + b^4)."""
+    z = np.random.default_rng(seed).normal(size=m)
+    z *= b / np.linalg.norm(z)
+    row, column = np.triu_indices(m)
+    second = np.where(row == column, 1.0, np.sqrt(2)) * z[row] * z[column]
+    term = np.concatenate([[1.0], z, second])
+    assert np.linalg.norm(term) == pytest.approx(np.sqrt(1 + b**2 + b**4), rel=1e-9)
+
+
+@pytest.mark.parametrize("where", ["central", "local"])
+@pytest.mark.parametrize("noise", ["seed", "system"])
+def test_private_rows_have_a_head_near_that_of_unit_rows(where: str, noise: str) -> None:
+    """With much budget; the noise of each client adds up to more than that of the server."""
+    x, y = plain(16, 3000)
+    privacy = PRIVATE | {"epsilon": 50.0, "where": where, "noise": noise}
+    with pytest.warns(UserWarning, match=r"\w") as warned:
+        result = run((x, y), 4, privacy=privacy)
+    assert any("second moments are released" in note for note in notes_of(warned))
+    assert any("if the frozen bodies do not depend" in note for note in notes_of(warned))
+    noises = float(known_of(result).noises)
+    assert noises == (1 if where == "central" else 4)
+    unit = x.astype(float) / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
+    deviation = result.world.server.task.privacy.deviation
+    penalty = 0.5 * 2 * deviation * 64 / 81 * np.sqrt(WIDTH * noises)
+    expected = whitened(moments_of(unit, y), torch.tensor(penalty).double())
+    prior = np.log((np.bincount(y) + 1) / (len(y) + CLASSES))
+    scores = SCALES["whitened"] * scores_of(expected, unit) + prior
+    found = unit @ eta_of(result)[:, 1:].T + eta_of(result)[:, 0]
+    assert (found.argmax(1) == scores.argmax(1)).mean() > 0.97
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [(0, "is not stated"), (4_000, ""), (1_000, "declared_rows = 1000 at epsilon 3 are few")],
+)
+def test_few_declared_rows_release_class_sums_alone(rows: int, says: str) -> None:
+    """At epsilon 3 below 5,000 / 3 rows, whatever the clients have."""
+    with pytest.warns(UserWarning, match=r"\w") as warned:
+        result = run(table(17), privacy=PRIVATE, method={"declared_rows": rows})
+    said = [note for note in notes_of(warned) if "declared_rows" in note]
+    assert [says in text for text in said] == [True] * bool(says)
+    second = WIDTH * (WIDTH + 1) // 2 if rows != 1_000 else 0
+    numbers = CLASSES * (WIDTH + 1) + second
+    assert result.rounds[-1]["comm/up_bytes"] == 5 * 8 * numbers
+
+
+def test_cosine_is_the_direction_of_class_sums() -> None:
+    x, y = table(18)
+    unit = x.astype(float) / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
+    sums = np.stack([unit[y == k].sum(0) for k in range(CLASSES)])
+    expected = 10 * sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    result = run((x, y), method={"head": "cosine", "prior": "uniform"})
+    np.testing.assert_allclose(eta_of(result)[:, 1:], expected, rtol=1e-5)
+    found = result.model(0)(torch.as_tensor(x)).double().numpy()
+    np.testing.assert_allclose(found, unit @ expected.T, rtol=1e-4, atol=1e-4)
+
+
 @given(st.integers(1, 9), st.integers(0, 2**31))
 def test_a_triangle_is_the_matrix(m: int, seed: int) -> None:
     a = random.normal(random.key(seed), (2, m, m))
@@ -397,9 +537,16 @@ def test_a_triangle_is_the_matrix(m: int, seed: int) -> None:
     ("sections", "says"),
     [
         ({"method": {"head": "means"}, "clients": {"num_clients": 2}}, "have at most 4 class"),
+        ({"method": {"head": "means", "wire": "int8"}}, "sends 'float32' or 'float64'"),
+        ({"method": {"project": WIDTH}}, "logistic has 6 features; project to fewer"),
+        ({"privacy": PRIVATE | {"clip": 2.0}}, "rows to length 1: state 1"),
+        ({"privacy": PRIVATE, "method": {"head": "qda"}}, "has no form for private rows"),
+        ({"privacy": PRIVATE, "method": {"expand": 4}}, "columns of like scale"),
+        ({"privacy": PRIVATE, "method": {"calibrate": True}}, "unknown sensitivity"),
+        ({"privacy": PRIVATE, "method": {"wire": "int8"}}, "noise takes numbers off the codes"),
         (
-            {"privacy": {"unit": "record", "epsilon": 3.0, "delta": 1e-5, "clip": 1.0}},
-            "the sensitivity of its sums",
+            {"privacy": PRIVATE | {"noise": "system"}, "method": {"wire": "float32"}},
+            "needs method.wire = 'float64'",
         ),
         ({"model": {"name": "mlp", "hidden": [5]}, "clients": {"init": "own"}}, "one body"),
     ],

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
+import fedgist
 from fedgist.core import random
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Task, Training
@@ -531,3 +532,46 @@ def test_a_class_counts_as_sent_above_the_noise_of_all_replies_together() -> Non
         parts = {client: of_each * torch.eye(3, 6) for client in range(4)}
         server = method.server_update(server, answered(parts), ctx)
         assert float(server.sums.total[0, 0]) == pytest.approx(kept)
+
+
+def private_run(method: dict[str, Any], x: Tensor, y: Tensor) -> Any:
+    """Return a run over rows without a body, with so much budget that noise changes nothing."""
+    recipe = {
+        "data": {"normalize": "none"},
+        "model": {"name": "logistic"},
+        "method": {"name": "fedlog"} | method,
+        "clients": {"num_clients": 3},
+        "partition": {"name": "iid"},
+        "privacy": {"unit": "record", "epsilon": 1e4, "delta": 1e-5, "clip": 2.5},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1},
+    }
+    with pytest.warns(UserWarning, match=r"\w"):
+        return fedgist.run(recipe, data=(x, y))
+
+
+def test_a_private_cosine_head_has_the_directions_of_rows_of_one_length() -> None:
+    x, y = torch.randn(400, 5, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 4
+    x = x * torch.linspace(0.1, 20, 400).unsqueeze(1)
+    result = private_run({"private_head": "cosine"}, x, y)
+    unit = torch.nn.functional.normalize(x, dim=1)
+    sums = torch.stack([unit[y == k].sum(0) for k in range(4)])
+    expected = torch.nn.functional.normalize(sums, dim=1) * 10 / 2.5
+    eta = result.server_run.server.eta
+    torch.testing.assert_close(eta[:, 1:], expected, rtol=1e-2, atol=1e-2)
+    assert not bool(eta[:, 0].any())
+
+
+def test_a_private_cosine_head_is_for_frozen_bodies_and_private_rows() -> None:
+    rows = torch.randn(60, 3), torch.arange(60) % 3
+    recipe: dict[str, Any] = {
+        "model": {"name": "mlp"},
+        "method": {"name": "fedlog", "private_head": "cosine"},
+        "train": {"num_rounds": 1},
+        "clients": {"num_clients": 2},
+        "engine": {"workers": 1},
+    }
+    with pytest.raises(InputError, match="is for frozen bodies: use 'exact'"):
+        fedgist.run(recipe, data=rows)
+    with pytest.warns(UserWarning, match="is read with privacy.unit = 'record' alone"):
+        fedgist.run(recipe | {"model": {"name": "logistic"}}, data=(*rows, *rows))

@@ -66,6 +66,8 @@ EVERY_OPTION = {
     "fedlog, discounted": FedLog(memory=0.8),
     "analytic, quadratic": Analytic("qda", prior="own", expand=4, **FIXED),
     "analytic, class means": Analytic("means", calibrate=True, **FIXED),
+    "analytic, in codes": Analytic(wire="int8", project=2, refine=False, penalty=1.0),
+    "analytic, cosine": Analytic("cosine", wire="float64"),
     "analytic, refined": Analytic(calibrate=True, refine=True, **FIXED),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
 }

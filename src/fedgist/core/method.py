@@ -193,6 +193,11 @@ class Method:
         return 0
 
     @property
+    def release_digits(self) -> int:
+        """Bits in which totals of private terms are exact: 24 are those of float32."""
+        return 24
+
+    @property
     def exchange(self) -> Exchange:
         """The messages that cross in a stage: a constant or a property."""
         return Silence()

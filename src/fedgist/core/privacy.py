@@ -71,7 +71,7 @@ class Privacy:
     standard deviation of the noise on every number of a release. With ``steps``, bodies are trained
     privately as well. Without ``steps``, a guarantee for records holds only for bodies that do not
     depend on the records. ``grid`` is the grid of the system's noise, a power of two; 0 means that
-    noise comes from the seed.
+    noise comes from the seed. ``epsilon`` is the budget of the whole run.
     """
 
     unit: PrivacyUnit
@@ -80,11 +80,17 @@ class Privacy:
     deviation: float
     steps: PrivateSteps | None = None
     grid: float = 0.0
+    epsilon: float = math.inf
 
     @property
     def source(self) -> Source:
         """The source of noise and of the draws that privacy depends on."""
         return "system" if self.grid else "seed"
+
+
+def of_records(privacy: Privacy | None) -> bool:
+    """Return whether single rows are protected."""
+    return privacy is not None and privacy.unit == "record"
 
 
 def grid_of(largest: float, digits: int) -> float:

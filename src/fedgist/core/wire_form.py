@@ -12,7 +12,8 @@ Most fields are sent unchanged, every number in its type. A field can declare a 
         count: Tensor = field(metadata=NONZERO)  # one bit each, and the numbers that are not 0
 
 In memory these are ordinary floats, which can be added, checked and noised. A row that is not sent
-is zero in memory. Noise makes the row's count nonzero, so the row is then sent.
+is zero in memory. Noise makes the row's count nonzero, so the row is then sent. Sums in 8 or 16
+bits are in :mod:`fedgist.core.rounded_numbers`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedgist.core.rounded_numbers import META as _META
+from fedgist.core.rounded_numbers import Rounded
+
 BYTE = 8  # bits
 _AFTER = "|"  # between an array's name and its shape, which packed bits do not contain
 _NUMBERS = "numbers"
-_META = "wire form"
+_EXACT, _CODES = "exact", "codes"
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class SparseRows:
     where: str
 
 
-WireForm = Bits | Nonzero | SparseRows
+WireForm = Bits | Nonzero | SparseRows | Rounded
 Arrays = Mapping[str, Tensor]
 
 SIGNS = {_META: Bits(-1.0, 1.0)}
@@ -107,6 +111,8 @@ def wire_bytes(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
             there = arrays[form.where] != 0
             row = math.prod(array.shape[there.dim() :]) * array.element_size()
             total = total + there.flatten(lead).sum(-1).cpu() * row
+        elif isinstance(form, Rounded):
+            total = total + form.wire_bytes(*shape)
         else:
             total = total + math.prod(shape) * array.element_size()
     return total
@@ -118,6 +124,8 @@ def why_not_decodable(kind: type, arrays: Arrays) -> str | None:
         form = form_of(kind, name)
         if isinstance(form, Bits) and not bool(((array == form.low) | (array == form.high)).all()):
             return f"{name} holds something else than {form.low:g} and {form.high:g}"
+        if isinstance(form, Rounded) and not torch.equal(form.rounded(array), array):
+            return f"{name} holds numbers that have no code in {form.code}"
         if isinstance(form, SparseRows):
             left_out = arrays[form.where] == 0
             if array.shape[: left_out.dim()] != left_out.shape:
@@ -131,7 +139,7 @@ def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
     """Return the arrays of a message as they are sent.
 
     ``arrays`` have any shape, by field. Of a field with a wire form, the bits are sent as uint8
-    (bytes,), the nonzero numbers as (numbers,), and rows as (rows sent, ...).
+    (bytes,), the nonzero numbers as (numbers,), rows as (rows sent, ...), and codes beside scales.
     """
     out = {}
     for name, array in arrays.items():
@@ -140,6 +148,10 @@ def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
             out[name] = array
         elif isinstance(form, SparseRows):
             out[name] = array[arrays[form.where] != 0]
+        elif isinstance(form, Rounded):
+            exact = form.exact(array)
+            out[name + _AFTER + _EXACT] = exact
+            out[name + _AFTER + _CODES] = form.sent(form.codes(array, exact))
         else:
             bits = array == form.high if isinstance(form, Bits) else array != 0
             out[name + _AFTER + "x".join(str(length) for length in array.shape)] = _packed(bits)
@@ -160,6 +172,10 @@ def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str,
         form = form_of(kind, bare) or form_of(kind, name)
         if form is None or isinstance(form, SparseRows):
             out[name] = array
+        elif isinstance(form, Rounded):
+            if after == _CODES:
+                _check_memory(bare, 4 * array.numel(), limit)
+                out[bare] = form.received(arrays[bare + _AFTER + _EXACT], array)
         elif after != _NUMBERS:
             bits = _unpacked(bare, array, after, limit)
             if isinstance(form, Bits):

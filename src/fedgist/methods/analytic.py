@@ -9,27 +9,32 @@ https://arxiv.org/abs/2412.14326). See docs/methods/analytic.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedgist.core.bounds import NonNegative, NonNegativeInt
-from fedgist.core.counts import COUNTS
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.nets.net import Architecture
 from fedgist.core.objectives.target import Target
+from fedgist.core.privacy import Privacy, counted, of_records
 from fedgist.core.tree import Tree, map_leaves, tree
 from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.latest_messages import LatestMessages
-from fedgist.methods.common.linear_head import WIRES, LinearHead, check_heads, with_constant
+from fedgist.methods.common.linear_head import (
+    COSINE,
+    WIRES,
+    LinearHead,
+    check_heads,
+    unit_rows,
+    with_constant,
+)
 from fedgist.methods.common.moment_heads import (
     Moments,
     Scores,
@@ -40,12 +45,29 @@ from fedgist.methods.common.moment_heads import (
     ridge,
     whitened,
 )
+from fedgist.methods.common.moment_steps import (
+    Gradient,
+    Head,
+    Known,
+    Losses,
+    begun,
+    calibrated,
+    factors,
+    loss_of,
+    refined,
+    rows_behind,
+    whole_head,
+)
 from fedgist.methods.common.moment_sums import (
-    Statistics,
     Sums,
+    Wire,
     as_sent,
     moments_of,
     no_statistics,
+    noise_radius,
+    private_rows,
+    projected,
+    received,
     summed,
     targets_of,
     weights_of,
@@ -60,30 +82,14 @@ LINEAR: Mapping[str, Callable[[Moments, Tensor], Scores]] = MappingProxyType(
 )
 #: What scores are multiplied by before priors are added: no head is calibrated by itself.
 SCALES: Mapping[str, float] = MappingProxyType(
-    {"whitened": 0.2, "lda": 1 / 3, "qda": 1 / 3, "means": 1 / 3, "ridge": 10.0}
+    {"whitened": 0.2, "lda": 1 / 3, "qda": 1 / 3, "means": 1 / 3, "ridge": 10.0, "cosine": COSINE}
 )
 ABSENT = -100.0  # the logit of a class without rows
 MOST_NUMBERS = 1 << 24  # in an upload of QDA: 64 MiB
-FACTORS = 41  # of scores, tried by calibration: 1/20 to 20
 ENOUGH = 10  # rows for each feature, from which rows that were trained on say how sure to be
-LEAST_SIZE = 1e-12  # of squared weights: less is none
+FEW = 5_000  # rows times epsilon, below which class sums alone say more than second moments
+OF_NOISE = 0.5  # the penalty beside the largest eigenvalue of noise
 EXCHANGE, CALIBRATE, REFINE = "exchange", "calibrate", "refine"
-
-
-@message(reduce="sum")
-class Head:
-    """A head and its prior: what clients predict by if a net cannot hold it.
-
-    ``eta`` (K, m + 1) has the biases first, without the prior (K,), which is added to the scores.
-    Of QDA, ``bend`` (K, m (m + 1) / 2) are triangles, and ``center`` (m,) is subtracted from
-    features; both are empty otherwise. ``key`` (1,) is that of the random features, empty without.
-    """
-
-    eta: Tensor
-    prior: Tensor
-    bend: Tensor
-    center: Tensor
-    key: Tensor
 
 
 @message(reduce="sum")
@@ -93,40 +99,7 @@ class Key:
     key: Tensor
 
 
-@message(reduce="sum", over="architecture")
-class Losses:
-    """The log loss of a client's rows, summed, for each factor of the scores: (FACTORS,)."""
-
-    total: Tensor
-    rows: Tensor = field(metadata=COUNTS)
-
-
-@message(reduce="sum", over="architecture")
-class Gradient:
-    """The gradient of a client's log loss in the head, (K, m + 1), and its number of rows, (1,)."""
-
-    total: Tensor
-    rows: Tensor = field(metadata=COUNTS)
-
-
 Down: TypeAlias = LinearHead | Head | Key | Nothing
-
-
-@tree
-class Known:
-    """What the server has of one architecture: the head, and all sums so far in float64.
-
-    For ``head = "means"``, ``newest`` has each client's class sums in place of the total ``sums``.
-    ``ahead`` (K, m + 1) is the head with its prior, moved on by momentum: where the next gradient
-    is asked for. ``steps`` () counts gradients, and ``ridge`` () is the penalty of these steps.
-    """
-
-    head: Head
-    ahead: Tensor
-    steps: Tensor
-    ridge: Tensor
-    sums: Statistics | None = None
-    newest: LatestMessages | None = None
 
 
 @tree
@@ -152,11 +125,12 @@ Own: TypeAlias = OwnCounts | Nothing
 class Analytic(Method):
     """Second moments of frozen features in one exchange, and the exact head of all rows."""
 
-    head: Literal["whitened", "lda", "ridge", "qda", "means"] = "whitened"
+    head: Literal["whitened", "lda", "ridge", "qda", "means", "cosine"] = "whitened"
     """The head: FedLog's of whitened features, or another one.
 
     ``qda`` sends a matrix for each class. ``means`` sends class means alone, which the server sees
-    client by client. Numbers always have ridge regression.
+    client by client. ``cosine`` compares a row with class sums of rows of length 1, and sends
+    nothing else. Numbers always have ridge regression.
     """
     prior: Literal["counts", "uniform", "own"] = "counts"
     """What the shares of classes are taken to be: those of all training rows, equal, or a client's.
@@ -174,8 +148,19 @@ class Analytic(Method):
 
     ``enough_rows``: if there are ten rows for each feature; with fewer it would overfit.
     """
-    wire: Literal["float32", "float64"] = "float32"
-    """Type of the numbers that clients compute and send: float64 doubles bytes and time."""
+    wire: Wire = "float32"
+    """The numbers that clients send; with ``float64`` they compute in it, too, in twice the time.
+
+    ``float16``, ``bfloat16`` and ``int8`` are codes of sums: the second moments of i and j are
+    divided by the roots of those of i and of j, class sums by the largest of a class.
+    """
+    project: NonNegativeInt = 0
+    """Number of random projections that replace the features; 0 keeps them."""
+    declared_rows: NonNegativeInt = 0
+    """Number of training rows of all clients, which privacy of records does not measure.
+
+    If it is stated and small beside epsilon, class sums alone are released, for ``cosine``.
+    """
 
     keeps: ClassVar[Part] = "none"  # bodies do not learn, and heads come with each download
     targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
@@ -189,14 +174,11 @@ class Analytic(Method):
                 "method analytic adds up features of clients, so they need one body with the same "
                 "weights: clients.init = 'shared'"
             )
-        if task.privacy is not None and task.privacy.unit == "record":
-            raise MethodError(
-                "method analytic: the sensitivity of its sums to a row is not known; privacy.unit "
-                "= 'client' protects whole clients"
-            )
+        if task.privacy is not None:
+            self._check_private(task.privacy)
         if target == "numbers":
             self._check_numbers(task)
-        elif target == "labels" and self.head in {"qda", "means"}:
+        elif target == "labels" and self.head not in LINEAR:
             raise MethodError(
                 f"method.head = {self.head!r}: several labels of a row have 'whitened', 'lda' or "
                 "'ridge'"
@@ -210,25 +192,87 @@ class Analytic(Method):
                 "method.refine = true: logistic regression has a linear head of classes or labels, "
                 "and method.prior = 'counts'"
             )
-        if self.head == "means":
-            sum_memory.check("newest", task, "analytic")
         check_heads(task, "analytic")
         for architecture in task.architectures.values():
-            self._check_size(task, self._width(architecture))
+            self._check_size(task, architecture)
 
-    def _check_size(self, task: Task, m: int) -> None:
+    def _check_private(self, privacy: Privacy) -> None:
+        """Raise MethodError for settings without a known sensitivity."""
+        unit, records = f"privacy.unit = {privacy.unit!r}", of_records(privacy)
+        problems = {
+            f"method.wire = {self.wire!r}: noise takes numbers off the codes; use 'float32'": (
+                self.wire not in WIRES
+            ),
+            f"privacy.clip = {privacy.clip:g}: method analytic brings rows to length 1: state 1": (
+                records and privacy.clip != 1.0
+            ),
+            f"method.head = {self.head!r} has no form for private rows: use 'whitened', 'lda', "
+            "'ridge' or 'cosine'": records and self.head in {"qda", "means"},
+            "method.expand needs columns of like scale, which noisy sums do not give: 0": (
+                records and self.expand > 0
+            ),
+            "method.calibrate and method.refine send sums of unknown sensitivity to a row": (
+                records and (self.calibrate or self.refine is True)
+            ),
+            "privacy.noise = 'system' needs method.wire = 'float64': products of features are not "
+            "exact in float32": records and privacy.grid > 0 and self.wire != "float64",
+        }
+        for problem, applies in problems.items():
+            if applies:
+                raise MethodError(f"{unit}: {problem}")
+
+    def _check_size(self, task: Task, architecture: Architecture) -> None:
         """Raise MethodError if QDA would send too much, or class means be too few."""
+        m = self._width(architecture)
+        if self.head == "means":
+            sum_memory.check("newest", task, "analytic")
+        if self.head == "means" and self.wire not in WIRES:
+            raise MethodError(f"method.wire = {self.wire!r}: 'means' sends 'float32' or 'float64'")
+        if self.project >= architecture.feature_width:
+            raise MethodError(
+                f"method.project = {self.project}: {architecture.name} has "
+                f"{architecture.feature_width} features; project to fewer, or use 0"
+            )
         sent, means = task.num_classes * m**2 // 2, (task.num_clients - 1) * task.num_classes
         if self.head == "qda" and sent > MOST_NUMBERS:
             raise MethodError(
                 f"method.head = 'qda' would send {sent:.3g} numbers, above {MOST_NUMBERS:.3g}: use "
-                "'whitened' or 'lda', or fewer features (model.project)"
+                "'whitened' or 'lda', or fewer features (method.project)"
             )
         if self.head == "means" and means < m:
             raise MethodError(
                 f"method.head = 'means': {task.num_clients} clients have at most {means} class "
                 f"means more than there are classes, and {m} features need as many: use 'whitened'"
             )
+
+    def notes(self, task: Task) -> tuple[str, ...]:
+        """Return what privacy of records changes."""
+        if not of_records(task.privacy):
+            return ()
+        assert task.privacy is not None
+        budget = f"method.declared_rows = {self.declared_rows} at epsilon {task.privacy.epsilon:g}"
+        if self.head != "cosine" and self._released(task) == "cosine":
+            return (f"{budget} are few: class sums alone are released, for method.head = 'cosine'",)
+        if not self.declared_rows and self.head != "cosine":
+            needed = f"which need rows times epsilon of {FEW:,} or more"
+            return (f"method.declared_rows is not stated: second moments are released, {needed}",)
+        return ()
+
+    def _released(self, task: Task) -> str:
+        """Return the head, which is ``cosine`` if private rows are declared to be few."""
+        if task.privacy is None or not of_records(task.privacy) or not self.declared_rows:
+            return self.head
+        return "cosine" if self.declared_rows * task.privacy.epsilon < FEW else self.head
+
+    @property
+    def record_terms(self) -> int:
+        """A row adds one term to counts, sums and second moments (methods/common/moment_sums)."""
+        return 0 if self.head in {"qda", "means"} else 1
+
+    @property
+    def release_digits(self) -> int:
+        """Bits in which totals are exact: float64 holds products of features on a grid."""
+        return 48 if self.wire == "float64" else 24
 
     def _check_numbers(self, task: Task) -> None:
         if self.head not in {"whitened", "ridge"} or self.prior != "counts" or self.calibrate:
@@ -240,7 +284,8 @@ class Analytic(Method):
 
     def _can_refine(self, task: Task) -> bool:
         linear = self.head in LINEAR and task.objective.target != "numbers"
-        return linear and self.prior == "counts" and self.refine is not False
+        told = of_records(task.privacy)
+        return linear and self.prior == "counts" and self.refine is not False and not told
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"exchange"``, for clients that have not sent their sums yet, and what follows.
@@ -271,17 +316,30 @@ class Analytic(Method):
             prior=single.new_zeros(k),
             bend=single.new_zeros(k, m * (m + 1) // 2) if quadratic else single,
             center=single.new_zeros(m) if quadratic else single,
-            key=ctx.draw("features").view(1) if self.expand else ctx.key.new_zeros(0),
+            key=ctx.draw("features").view(1) if self._draws else ctx.key.new_zeros(0),
         )
-        known = Known(head, head.eta.double(), like.new_zeros(()), like.new_ones(()))
+        zero, one = like.new_zeros(()), like.new_ones(())
+        known = Known(head, head.eta.double(), steps=zero, ridge=one, noises=zero)
         if self.head == "means":
             example = ClientSums(like.new_zeros(k, m + 1, dtype=WIRES[self.wire]))
             newest = LatestMessages.of_nobody(example, ctx.task.num_clients)
             return replace(known, newest=newest)
-        return replace(known, sums=no_statistics(ctx.task, m, like, by_class=quadratic))
+        first_only = self._released(ctx.task) == "cosine"
+        sums = no_statistics(ctx.task, m, like, by_class=quadratic, first_only=first_only)
+        return replace(known, sums=sums)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether features need random numbers, which come with the key."""
+        return self.expand > 0 or self.project > 0
 
     def _width(self, architecture: Architecture) -> int:
-        return architecture.feature_width + self.expand
+        return (self.project or architecture.feature_width) + self.expand
+
+    def _plain(self, task: Task) -> bool:
+        """Whether scores are linear in the features of a net, so that it can hold the head."""
+        own_rows = self._draws or of_records(task.privacy) or self.head == "cosine"
+        return not own_rows and self.head != "qda"
 
     def orders(self, server: Server, selected: Sequence[Order], ctx: Context) -> Sequence[Order]:
         """Return the orders to clients whose sums are not there yet, or, afterwards, are there.
@@ -300,7 +358,7 @@ class Analytic(Method):
     def _has_few(self, known: Known, ctx: Context) -> bool:
         if ctx.stage == REFINE and self.refine is True:
             return False
-        rows = _rows(known, ctx.task)
+        rows = rows_behind(known, ctx.task)
         return not rows.is_meta and bool(rows < ENOUGH * (known.ahead.shape[1] - 1))
 
     def download(self, server: Server, order: Order, ctx: Context) -> Down:
@@ -308,12 +366,12 @@ class Analytic(Method):
         known = server.known[order.architecture]
         head = known.head
         if ctx.stage == EXCHANGE:
-            return Key(head.key) if self.expand else Nothing()
+            return Key(head.key) if self._draws else Nothing()
         if ctx.stage == REFINE:
             return replace(head, eta=known.ahead.float(), prior=torch.zeros_like(head.prior))
-        if ctx.stage == CALIBRATE or self.expand or self.head == "qda":
+        if ctx.stage == CALIBRATE or not self._plain(ctx.task):
             return head
-        return LinearHead(_whole(head))
+        return LinearHead(whole_head(head))
 
     def init_client(self, net: Net, ctx: Context) -> Own:
         """Return no counts, if they are needed."""
@@ -333,23 +391,34 @@ class Analytic(Method):
 
         In later stages: the log loss for each factor, or its gradient in the head.
         """
-        task, work = ctx.task, WIRES[self.wire]
-        z = net.features(batch.x).to(work)
-        if isinstance(down, Key | Head) and self.expand:
-            z = with_random_features(z, down.key.view(()), self.expand)
+        task = ctx.task
+        z = net.features(batch.x)
+        batch = counted(z, batch, task.privacy)
+        z = self._features(z, down, task)
         if not isinstance(down, Head):
-            by_class, first_only = self.head == "qda", self.head == "means"
+            by_class, first_only = self.head == "qda", self._released(task) in {"means", "cosine"}
             return summed(z, batch, task, by_class=by_class, first_only=first_only)
         weight = weights_of(batch, z)
         rows = weight.sum().view(1)
         if ctx.stage == CALIBRATE:
             scores, prior = self._scores(z, down), down.prior + _own_prior(own, task)
-            losses = [_loss(s * scores + prior, batch, task, weight) for s in _factors()]
+            losses = [loss_of(s * scores + prior, batch, task, weight) for s in factors()]
             return Losses(torch.stack(losses), rows)
         logits = self._scores(z, down)
         chances = logits.sigmoid() if task.objective.target == "labels" else logits.softmax(1)
         apart = (chances - targets_of(batch, task, z)) * weight.unsqueeze(1)
         return Gradient(apart.mT @ with_constant(z), rows)
+
+    def _features(self, z: Tensor, down: Down, task: Task) -> Tensor:
+        """Return what scores are linear in, of features (batch, m) of the net."""
+        z = z.to(WIRES.get(self.wire, torch.float32))
+        if isinstance(down, Key | Head) and self._draws:
+            key = down.key.view(())
+            z = projected(z, key, self.project) if self.project else z
+            z = with_random_features(z, key, self.expand) if self.expand else z
+        if task.privacy is not None and of_records(task.privacy):
+            return private_rows(z, task.privacy)
+        return unit_rows(z) if self.head == "cosine" else z
 
     def upload(self, net: Net, own: Own, sums: Tree, down: Down, ctx: Context) -> tuple[Tree, Own]:
         """Return the sums, with triangles in place of symmetric matrices."""
@@ -361,7 +430,7 @@ class Analytic(Method):
             own = OwnCounts(counts[:k], counts[-1] if of_labels else counts.sum())
         if self.head == "means":
             return ClientSums(sums.counted.to(WIRES[self.wire])), own
-        return as_sent(sums, WIRES[self.wire]), own
+        return as_sent(sums, self.wire, private=of_records(ctx.task.privacy)), own
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Return the heads of all sums so far, or calibrated or refined ones."""
@@ -370,9 +439,9 @@ class Analytic(Method):
         for name in replies.architectures:
             of = replies.by(name)
             if ctx.stage == CALIBRATE:
-                known[name] = _calibrated(known[name], of.total())
+                known[name] = calibrated(known[name], of.total())
             elif ctx.stage == REFINE:
-                known[name] = _refined(known[name], of.total(), ctx.task)
+                known[name] = refined(known[name], of.total(), ctx.task)
             else:
                 known[name] = self._with(known[name], of, ctx.task.starts[name], ctx.task)
         return Server(known, heard)
@@ -381,18 +450,20 @@ class Analytic(Method):
         """Return what is known of an architecture with some more of its clients."""
         if before.newest is not None:
             return self._of_means(before, before.newest.with_replies(replies), task)
-        total: Statistics = replies.total()
+        total = received(replies.total(), private=of_records(task.privacy))
         assert before.sums is not None
-        sums = map_leaves(lambda old, new: old + new.double(), before.sums, total)
-        head = self._solved(before.head, sums, start, task)
-        return _begun(replace(before, head=head, sums=sums))
+        sums = map_leaves(torch.add, before.sums, total)
+        local = task.privacy is not None and task.privacy.where == "local"
+        noises = before.noises + (len(replies) if local else 1)
+        now = replace(before, sums=sums, noises=noises)
+        return begun(replace(now, head=self._solved(now, start, task)))
 
     def _of_means(self, before: Known, newest: LatestMessages, task: Task) -> Known:
         """Return LDA of the clients' class means."""
         penalty = None if isinstance(self.penalty, str) else self.penalty
         scores, moments = from_means(newest.arrays["total"].double(), penalty)
-        head = self._scaled(before.head, scores.weight, scores.bias, moments)
-        return _begun(replace(before, head=head, newest=newest))
+        head = self._scaled(before.head, scores.weight, scores.bias, moments, "means")
+        return begun(replace(before, head=head, newest=newest))
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
         """Return the heads without a client, if the server has its class means apart.
@@ -415,9 +486,9 @@ class Analytic(Method):
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the model of each architecture, if a net can hold its head."""
-        if self.expand or self.head == "qda":
+        if not self._plain(ctx.task):
             return {}
-        etas = {name: _whole(known.head) for name, known in server.known.items()}
+        etas = {name: whole_head(known.head) for name, known in server.known.items()}
         starts = ctx.task.starts
         return {n: starts[n].with_head(eta[:, 1:], eta[:, 0]) for n, eta in etas.items()}
 
@@ -425,10 +496,8 @@ class Analytic(Method):
         """Return the scores of ``x`` (batch, *input) plus the logarithms of priors: (batch, K)."""
         if not isinstance(down, Head):
             return net(x)
-        z = net.features(x)
-        if self.expand:
-            z = with_random_features(z, down.key.view(()), self.expand)
-        return self._scores(z, down) + down.prior + _own_prior(own, ctx.task)
+        z = self._features(net.features(x), down, ctx.task)
+        return (self._scores(z, down) + down.prior + _own_prior(own, ctx.task)).to(torch.float32)
 
     def _scores(self, z: Tensor, head: Head) -> Tensor:
         """Return the scores of features (batch, m) without the prior, (batch, K)."""
@@ -439,35 +508,49 @@ class Analytic(Method):
             scores = scores - torch.einsum("bi,kij,bj->bk", z, bend, z) / 2
         return scores
 
-    def _solved(self, before: Head, sums: Statistics, start: Net, task: Task) -> Head:
+    def _solved(self, known: Known, start: Net, task: Task) -> Head:
         """Return the head of the sums."""
+        before, sums, released = known.head, known.sums, self._released(task)
+        assert sums is not None
         moments = moments_of(sums, task)
+        if released == "cosine":
+            weight, bias = unit_rows(moments.sums), torch.zeros_like(moments.counts)
+            return self._scaled(before, weight, bias, moments, released)
         deviations = moments.deviations()
         # a row that no body encoded, and random features: columns of unlike scale
         raw = self.expand or (start.arch.frozen is None and not start.body)
-        scale = deviations if raw else torch.ones_like(deviations)
+        unscaled = not raw or of_records(task.privacy)
+        scale = torch.ones_like(deviations) if unscaled else deviations
         scaled = moments.scaled(scale)
-        penalty = cross_validated(scaled)
-        if not isinstance(self.penalty, str):
-            penalty = torch.full_like(penalty, self.penalty)
+        penalty = self._penalty(scaled, known, task)
         if task.objective.target == "numbers":
             head = ridge(scaled, penalty).of_unscaled(scale)
             return replace(before, eta=_eta(head.weight, head.bias))
-        if self.head == "qda":
+        if released == "qda":
             curves = qda(scaled, penalty).of_unscaled(scale)
             bend = (triangle(curves.bend) * SCALES["qda"]).float()
             before = replace(before, bend=bend, center=curves.center.float())
-            return self._scaled(before, curves.weight, curves.bias, moments)
-        if self.head == "ridge" and self.prior != "counts":
+            return self._scaled(before, curves.weight, curves.bias, moments, released)
+        if released == "ridge" and self.prior != "counts":
             scaled = scaled.alike()
-        head = LINEAR[self.head](scaled, penalty).of_unscaled(scale)
-        return self._scaled(before, head.weight, head.bias, moments)
+        head = LINEAR[released](scaled, penalty).of_unscaled(scale)
+        return self._scaled(before, head.weight, head.bias, moments, released)
 
-    def _scaled(self, before: Head, weight: Tensor, bias: Tensor, moments: Moments) -> Head:
+    def _penalty(self, moments: Moments, known: Known, task: Task) -> Tensor:
+        """Return l, (): a number, from the known noise, or by cross-validation."""
+        if not isinstance(self.penalty, str):
+            return torch.full_like(moments.rows, self.penalty)
+        if task.privacy is not None:
+            return OF_NOISE * noise_radius(task.privacy, known.noises, len(moments.total))
+        return cross_validated(moments)
+
+    def _scaled(
+        self, before: Head, weight: Tensor, bias: Tensor, moments: Moments, head: str
+    ) -> Head:
         """Return a head with these scores, scaled, and the prior of the counts."""
-        scale, counts, rows = SCALES[self.head], moments.counts, moments.rows
+        scale, counts, rows = SCALES[head], moments.counts, moments.rows
         bias, prior = scale * bias, torch.zeros_like(bias)
-        if self.head == "ridge":  # it regresses on shares, which are its prior
+        if head == "ridge":  # it regresses on shares, which are its prior
             bias = bias - scale / 2 if moments.overlap else bias
         elif self.prior == "counts" and moments.overlap:
             prior = ((counts + 1) / (rows - counts + 1)).log()
@@ -484,11 +567,6 @@ def _eta(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([bias.unsqueeze(1), weight], dim=1).float()
 
 
-def _whole(head: Head) -> Tensor:
-    """Return eta with the prior in its biases, (K, m + 1)."""
-    return torch.cat([head.eta[:, :1] + head.prior.unsqueeze(1), head.eta[:, 1:]], dim=1)
-
-
 def _own_prior(own: Own, task: Task) -> Tensor | float:
     """Return the logarithm of the client's own shares of classes, or odds of labels, (K,)."""
     if isinstance(own, Nothing):
@@ -496,68 +574,3 @@ def _own_prior(own: Own, task: Task) -> Tensor | float:
     if task.objective.target == "labels":
         return ((own.counts + 1) / (own.rows - own.counts + 1)).log()
     return ((own.counts + 1) / (own.rows + task.num_classes)).log()
-
-
-def _rows(known: Known, task: Task) -> Tensor:
-    """Return the number of rows behind a head, ()."""
-    if known.newest is not None:
-        return known.newest.arrays["total"][..., 0].sum()
-    assert known.sums is not None
-    rows = known.sums.counted[:, 0]  # of classes; else the last is that of all rows
-    return rows.sum() if task.objective.target == "class" else rows[-1]
-
-
-def _factors() -> list[float]:
-    """Return the factors of the scores that calibration tries; 1 is in the middle."""
-    return torch.logspace(-math.log10(20), math.log10(20), FACTORS).tolist()
-
-
-def _loss(logits: Tensor, batch: Batch, task: Task, weight: Tensor) -> Tensor:
-    """Return the sum of the weighted log losses of the rows, ()."""
-    if task.objective.target == "labels":
-        t = targets_of(batch, task, logits)
-        of_row = functional.binary_cross_entropy_with_logits(logits, t, reduction="none").mean(1)
-    else:
-        of_row = functional.cross_entropy(logits, batch.y, reduction="none")
-    return torch.where(weight > 0, of_row * weight, 0.0).sum()
-
-
-def _calibrated(known: Known, losses: Losses) -> Known:
-    """Return the head with its scores multiplied by the factor of the least loss."""
-    factors = torch.tensor(_factors(), device=losses.total.device)
-    best, head = factors[losses.total.argmin()], known.head
-    return _begun(replace(known, head=replace(head, eta=best * head.eta, bend=best * head.bend)))
-
-
-def _begun(known: Known) -> Known:
-    """Return what is known with refinement at its beginning."""
-    return replace(known, ahead=_whole(known.head).double(), steps=torch.zeros_like(known.steps))
-
-
-def _refined(known: Known, gradient: Gradient, task: Task) -> Known:
-    """Return the head after a step of logistic regression, by an upper bound of its curvature.
-
-    The Hessian of the log loss is at most G / 2, or G / 4 of labels, with G the second moments of
-    all rows (Boehning 1992), so the step needs no learning rate. The step has Nesterov's momentum.
-    Weights of standardized features have the penalty m (K - 1) / |weights|^2 of the first head.
-    """
-    assert known.sums is not None
-    moments, before = moments_of(known.sums, task), _whole(known.head).double()
-    k, m = before.shape[0], before.shape[1] - 1
-    variance = moments.deviations().square()
-    size = (before[:, 1:].square() * variance).sum()
-    first = m * max(k - 1, 1) / size.clamp(min=LEAST_SIZE)
-    penalty = torch.where(known.steps > 0, known.ridge, first)
-    total = moments.total.unsqueeze(0)
-    rows = moments.rows.clamp(min=1.0).view(1, 1)
-    gram = moments.gram.reshape(-1, m, m).sum(0)
-    second = torch.cat([torch.cat([rows, total], 1), torch.cat([total.mT, gram], 1)])
-    shrink = penalty * torch.cat([variance.new_zeros(1), variance])
-    bound = second / (4 if task.objective.target == "labels" else 2) + shrink.diag()
-    share = moments.rows / gradient.rows.double().clamp(min=1.0)
-    slope = gradient.total.double() * share + shrink * known.ahead
-    after = known.ahead - torch.linalg.solve(bound, slope.mT).mT
-    ahead = after + known.steps / (known.steps + 3) * (after - before)
-    bias = after[:, :1] - known.head.prior.unsqueeze(1)
-    head = replace(known.head, eta=torch.cat([bias, after[:, 1:]], dim=1).float())
-    return replace(known, head=head, ahead=ahead, steps=known.steps + 1, ridge=penalty)

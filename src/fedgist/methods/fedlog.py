@@ -20,10 +20,18 @@ from fedgist.core.bounds import NonNegative
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.objectives.target import Target
+from fedgist.core.privacy import of_records
 from fedgist.core.tree import tree
+from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import ClassSums
-from fedgist.methods.common.linear_head import WIRES, LinearHead, one_feature_width
+from fedgist.methods.common.linear_head import (
+    COSINE,
+    WIRES,
+    LinearHead,
+    one_feature_width,
+    unit_rows,
+)
 from fedgist.methods.common.solved_head import check_target, solved_head, statistics
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
@@ -54,6 +62,12 @@ class FedLog(Method):
     sent. ``newest`` keeps the newest sums of every client.
     """
 
+    private_head: Literal["exact", "cosine"] = "exact"
+    """The head with privacy of records, over frozen bodies: the paper's, or another one.
+
+    ``cosine`` compares rows with the directions of class sums, all rows having the clip's length.
+    """
+
     keeps: ClassVar[Part] = "body"
     targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
     record_terms: ClassVar[int] = 1
@@ -71,9 +85,13 @@ class FedLog(Method):
         one_feature_width(task, "fedlog")
         check_target(task, "fedlog")
         sum_memory.check(self.memory, task, "fedlog")
+        if self.private_head == "cosine" and any(start.body for start in task.starts.values()):
+            raise MethodError("method.private_head = 'cosine' is for frozen bodies: use 'exact'")
 
     def notes(self, task: Task) -> tuple[str, ...]:
         """Return a note if all bodies are frozen: then another head is better."""
+        if self.private_head == "cosine" and not of_records(task.privacy):
+            return ("method.private_head is read with privacy.unit = 'record' alone",)
         frozen = all(s.arch.frozen is not None and not s.body for s in task.starts.values())
         if not frozen or task.objective.target != "class":
             return ()
@@ -116,7 +134,8 @@ class FedLog(Method):
         self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context
     ) -> ClassSums:
         """Return S over a batch (eq. 2)."""
-        return ClassSums(statistics(net, batch, ctx.task).to(WIRES[self.wire]))
+        alike = self.private_head == "cosine"
+        return ClassSums(statistics(net, batch, ctx.task, alike=alike).to(WIRES[self.wire]))
 
     def upload(
         self, net: Net, own: Nothing, sums: ClassSums, down: LinearHead | Nothing, ctx: Context
@@ -135,6 +154,10 @@ class FedLog(Method):
         return self._solved(server, sum_memory.forget(self.memory, server.sums, client), ctx)
 
     def _solved(self, server: Server, sums: Remembered, ctx: Context) -> Server:
-        s = sums.total.to(torch.float64)
+        s, privacy = sums.total.to(torch.float64), ctx.task.privacy
+        if self.private_head == "cosine" and privacy is not None:
+            weight = COSINE / privacy.clip * unit_rows(s[:, 1:])
+            eta = torch.cat([torch.zeros_like(weight[:, :1]), weight], dim=1)
+            return Server(eta.to(server.eta.dtype), sums)
         eta = solved_head(ctx.task, server.eta.shape[1] - 1).solve(s, self.nu)
         return Server(eta.to(server.eta.dtype), sums)

@@ -61,7 +61,6 @@ FOUND_IN_ROWS = {
     "vocabulary": "the vocabulary is made of the training texts: name a file of words in "
     "data.words.file",
 }
-SUM_DIGITS = 24  # of float32, in which messages and their totals are
 STEP_DIGITS = 40  # of a step's sums, which are float64 and get noise before they are rounded
 COARSEST = 64.0  # steps of the grid in a deviation, at least: coarser noise tells more
 FINEST = 2.0**48  # and at most: then noise has more digits than float64
@@ -176,9 +175,9 @@ def private_task(
     assert section.epsilon is not None  # the same
     assert section.delta is not None  # the same
     _check_settings(recipe)
-    grid, fine = grids(section, sizes)
+    grid, fine = grids(section, sizes, method.release_digits)
     about = section.unit, section.where, section.clip
-    silent = Privacy(*about, 0.0, _steps(section, 0.0, fine), grid)
+    silent = Privacy(*about, 0.0, _steps(section, 0.0, fine), grid, section.epsilon)
     _check_private_steps(recipe.train, task, silent.steps)
     method.check(trial := replace(task, privacy=silent))
     releases = _releases(setup, trial, clients)
@@ -197,7 +196,7 @@ def private_task(
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
     check_noise(privacy)
-    budget = PrivacyBudget(section, schedule, noise, recipe.seed, frozen=_is_frozen(task))
+    budget = PrivacyBudget(section, schedule, noise, recipe.seed, frozen=_is_frozen(method, task))
     return replace(task, privacy=privacy), budget
 
 
@@ -215,9 +214,15 @@ def _check_paper(section: PrivacySection, schedule: ReleaseSchedule, noise: floa
         )
 
 
-def _is_frozen(task: Task) -> bool:
+def _is_frozen(method: Method, task: Task) -> bool:
     """Return whether no body learns."""
-    return all(net.arch.evaluates and not net.body for net in task.starts.values())
+    if all(net.arch.evaluates and not net.body for net in task.starts.values()):
+        return True
+    return not any(
+        method.phases(replace(ctx, architecture=name))
+        for name in task.architectures
+        for ctx in _stages(method, task, 1)
+    )
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
@@ -388,20 +393,23 @@ def _check_form(setup: Setup, form: Form) -> None:
             )
 
 
-def grids(section: PrivacySection, sizes: Sequence[int]) -> tuple[float, float]:
+def grids(
+    section: PrivacySection, sizes: Sequence[int], digits: int = Method().release_digits
+) -> tuple[float, float]:
     """Return the grid sizes of releases and of private steps; 0 if the seed makes the noise.
 
     ``sizes`` holds the clients' numbers of rows. Their sum or maximum is rounded up to a power of
-    two. The number of rows, up to a factor of 2, is therefore treated as public.
+    two. The number of rows, up to a factor of 2, is therefore treated as public. ``digits`` is
+    ``Method.release_digits``.
     """
     if section.noise == "seed":
         return 0.0, 0.0
     assert section.clip is not None  # a complete section has one
     central, largest = section.where == "central", max(1, *sizes)
     if section.unit == "client":
-        return grid_of(section.clip * (len(sizes) if central else 1), SUM_DIGITS), 0.0
+        return grid_of(section.clip * (len(sizes) if central else 1), digits), 0.0
     rows = _power(max(1, sum(sizes)) if central else largest)
-    grid = grid_of(max(1.0, section.clip) * rows, SUM_DIGITS)
+    grid = grid_of(max(1.0, section.clip) * rows, digits)
     if grid > 1:
         raise RecipeError(
             f"privacy.clip = {section.clip:g}: sums over {rows} rows of this norm are not exact "

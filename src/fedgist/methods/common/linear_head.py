@@ -47,6 +47,16 @@ def with_constant(z: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(z[:, :1]), z], dim=1)
 
 
+#: What the cosine of a row and a class is multiplied by, as a score.
+COSINE = 10.0
+
+
+def unit_rows(z: Tensor) -> Tensor:
+    """Return features (batch, m), or class sums, divided by their length; rows of zeros stay."""
+    length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    return z / torch.where(length > 0, length, 1.0)
+
+
 def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
     """Return the sum of ``values`` (batch, width) over the rows of each class: (classes, width).
 

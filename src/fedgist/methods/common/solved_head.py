@@ -25,7 +25,7 @@ from fedgist.core.task import Task
 from fedgist.errors import MethodError
 from fedgist.methods.common.conjugate_head import map_head
 from fedgist.methods.common.gaussian_head import gaussian_sums, packed_width, ridge_head
-from fedgist.methods.common.linear_head import class_sums, with_constant
+from fedgist.methods.common.linear_head import class_sums, unit_rows, with_constant
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,15 @@ class SolvedHead:
     solve: Callable[[Tensor, float], Tensor]
 
 
-def statistics(net: Net, batch: Batch, task: Task) -> Tensor:
+def statistics(net: Net, batch: Batch, task: Task, *, alike: bool = False) -> Tensor:
     """Return the statistics of a batch, in the shape of the task's head.
 
-    Rows have the weights of ``batch.weight``, if any. Private records have clipped features.
+    Rows have the weights of ``batch.weight``, if any. Private records have clipped features. With
+    ``alike``, all of them have the length of the clip.
     """
     z = net.features(batch.x)
+    if alike and task.privacy is not None:
+        z = task.privacy.clip * unit_rows(z)
     phi = with_constant(bounded(z, task.privacy))
     return solved_head(task, phi.shape[1] - 1).sums(phi, counted(z, batch, task.privacy))
 
