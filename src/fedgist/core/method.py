@@ -168,6 +168,9 @@ class Method:
     #: Raised by a change that moves the numbers of the method's runs; a result records it.
     version: ClassVar[int] = 1
     merges_clients: ClassVar[bool] = False  # whether one client holds all clients' rows
+    #: Whether client functions read or change ``batch.x`` themselves, beside ``net(batch.x)``. Over
+    #: a frozen body, other methods get features that are made once in place of the rows.
+    alters_inputs: ClassVar[bool] = False
     #: The targets that the method is defined for: all, unless it reads labels or row features.
     targets: ClassVar[frozenset[Target]] = EVERY_TARGET
 

@@ -84,8 +84,15 @@ class Task:
 
     @property
     def public_rows(self) -> RowSet:
-        """The public rows; a method's ``check`` has made sure that they exist."""
-        assert self.public is not None
+        """The public rows.
+
+        Raises
+        ------
+        MethodError
+            If there are none.
+        """
+        if self.public is None:
+            raise MethodError("the method reads public rows: give [data.public] rows or a name")
         return self.public
 
 

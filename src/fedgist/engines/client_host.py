@@ -23,7 +23,7 @@ from fedgist.core.nets.net import Architecture, stacked
 from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.optim import OptimizerState
 from fedgist.core.tree import Tree, below, build, map_leaves, named, take
-from fedgist.data.examples import labels_of
+from fedgist.data.examples import Examples, labels_of
 from fedgist.engines.client_requests import (
     PredictRequest,
     ScoreRequest,
@@ -32,6 +32,7 @@ from fedgist.engines.client_requests import (
     TrainRequest,
 )
 from fedgist.engines.engine import FINETUNED, TESTS, TRAINED, ScoreTable, Split
+from fedgist.engines.kept_features import kept_features
 from fedgist.engines.message_form import addable, form_of_stack, screen_uploads
 from fedgist.engines.plans.layout import with_layout
 from fedgist.engines.plans.plan import Plan
@@ -59,9 +60,14 @@ class ClientHost:
         self.settings, self.plans = settings, dict(plans)
         self.key = random.key(settings.seed).to(settings.device)
         self.forms: dict[tuple[bool, str, str], Form] = {}
-        self.laid_out_models = {
-            n: with_layout(arch, self.plans[n]) for n, arch in task.architectures.items()
+        laid_out = {n: with_layout(arch, self.plans[n]) for n, arch in task.architectures.items()}
+        encoders = {
+            n: replace(task.starts[n], arch=with_layout(arch, replace(self.plans[n], stack=False)))
+            for n, arch in task.architectures.items()
         }
+        self.features = kept_features(method, task, encoders, population, settings)
+        of_features = {name: kept.arch for name, kept in self.features.items()}
+        self.laid_out_models = laid_out | of_features
         self.own_type, self.stores = self._stores()
 
     def answer(self, request: TrainRequest | ScoreRequest | PredictRequest) -> Any:
@@ -104,8 +110,8 @@ class ClientHost:
         for name, phases in self.second_tests(cohort.ctx, split).items():
             factor = self.task.training.lr_factor(sent.round) if name == TRAINED else 1.0
             models[name] = local_training.train(cohort, clients, phases, factor)[0]
-        examples = self.population.examples_of(split)
         table = self.population.table(split, sent.ids).to(self.settings.device)
+        examples = self._examples(sent.architecture, split, table)
         tables = {}
         for name, model in models.items():
             predictions = inference.predict(cohort, model, table, examples)
@@ -140,15 +146,17 @@ class ClientHost:
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         table = rows.unsqueeze(0).to(self.settings.device)
-        examples = self.population.examples_of(split)
+        examples = self._examples(sent.architecture, split, table)
         return take(inference.predict(cohort, clients, table, examples), 0)
 
     def cohort(self, sent: SentCohort) -> Cohort:
         """Return the cohort of a request, for the trainer."""
         device = self.settings.device
-        ctx = Context(self.key, self.task, sent.round, sent.stage, architecture=sent.architecture)
+        name = sent.architecture
+        ctx = Context(self.key, self._task(name), sent.round, sent.stage, architecture=name)
+        table = self.population.table("train", sent.ids).to(device)
         down = map_leaves(lambda leaf: leaf.to(device), sent.down)
-        stack_them = self.plans[sent.architecture].stack
+        stack_them = self.plans[name].stack
         if not stack_them and sent.broadcast:
             down = map_leaves(lambda leaf: leaf.unsqueeze(0), down)
         return Cohort(
@@ -157,10 +165,28 @@ class ClientHost:
             torch.tensor(sent.ids, device=device),
             down,
             sent.broadcast and stack_them,
-            self.population.examples,
-            self.population.table("train", sent.ids).to(device),
+            self._examples(name, "train", table),
+            table,
             stack_them,
         )
+
+    def _task(self, architecture: str) -> Task:
+        """Return the task as clients of an architecture see it: with rows, or with features."""
+        kept = self.features.get(architecture)
+        return self.task if kept is None else kept.task
+
+    def _examples(self, architecture: str, split: Split, table: Tensor) -> Examples:
+        """Return the examples of an architecture: rows, or features of the rows of a table."""
+        kept = self.features.get(architecture)
+        return self.population.examples_of(split) if kept is None else kept.examples(split, table)
+
+    def whole(self, clients: Clients) -> Clients:
+        """Return clients whose nets have their bodies, for rows in place of features."""
+        kept = self.features.get(clients.net.arch.name)
+        if kept is None:
+            return clients
+        arch = self.task.architectures[clients.net.arch.name]
+        return replace(clients, net=replace(clients.net, arch=arch))
 
     def clients(self, sent: SentCohort) -> Clients:
         """Return the clients' stored state, their first state, or the common initial net."""
@@ -198,7 +224,7 @@ class ClientHost:
     def _stores(self) -> tuple[type, dict[str, ClientStore]]:
         stores, own_type = {}, Nothing
         for name, arch in self.laid_out_models.items():
-            ctx = Context(self.key, self.task, 0, "init", architecture=name)
+            ctx = Context(self.key, self._task(name), 0, "init", architecture=name)
             own = self.method.init_client(self._start_net(arch), ctx)
             own_type = type(own)
             members = [c.id for c in self.population.clients if name in c.architectures]
@@ -210,8 +236,9 @@ class ClientHost:
         """Return one client in its first state, with the optimizer state that it will keep."""
         clients = cohorts.begin(self._start_net(self.laid_out_models[architecture]), own, 1)
         memory: dict[str, OptimizerState] = {}
-        for stage in self.method.stages(Context(self.key, self.task, 1, "")):
-            ctx = Context(self.key, self.task, 1, stage, architecture=architecture)
+        task = self._task(architecture)
+        for stage in self.method.stages(Context(self.key, task, 1, "")):
+            ctx = Context(self.key, task, 1, stage, architecture=architecture)
             memory |= local_training.memory_of(self.method, ctx, clients)
         return take(replace(clients, memory=memory), 0)
 
@@ -234,8 +261,9 @@ class ClientHost:
             fresh = replace(arch.start(seed), arch=arch)
             net = map_leaves(lambda leaf: leaf.to(self.settings.device), fresh)
         key = random.fold(self.key, "client", client, "init")
+        own_settings = self.settings.own.get(client)
         ctx = Context(
-            key, self.task, 0, "init", self.settings.own.get(client), architecture=architecture
+            key, self._task(architecture), 0, "init", own_settings, architecture=architecture
         )
         own = self.method.init_client(net, ctx)
         return replace(self._client(architecture, own), net=net)

@@ -145,7 +145,7 @@ class LocalEngine:
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Clients:
         _, clients = self.trial(ctx, [order], [down])
-        return take(clients, 0)
+        return take(self.host.whole(clients), 0)
 
     def state(self) -> dict[str, Tensor]:
         """Return the clients' state: arrays (clients, ...) by architecture and name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -73,6 +74,11 @@ class Population:
         return self.rows(split).table([self.place[client] for client in ids])
 
 
+#: Where the features of a frozen body come from: memory or a file, the body again, no body at all
+#: (a method reads the rows), or nowhere, for steps that are only timed.
+Features = Literal["kept", "anew", "raw", "blank"]
+
+
 @dataclass(frozen=True)
 class HostSettings:
     """Settings of a host of clients; only ``seed`` and ``own`` change results."""
@@ -84,5 +90,7 @@ class HostSettings:
     share_measurements: bool = True  # losses and scores leave the clients
     # number of rounds between tests of copies after one more local training; 0: never
     trained_every: int = 0
+    features: Features = "kept"
+    feature_memory: int | None = None  # bytes; None: a quarter of the usable memory
     # clients' own settings, if they have any
     own: Mapping[int, Settings] = field(default_factory=dict)

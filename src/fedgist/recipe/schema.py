@@ -349,6 +349,17 @@ class EngineSection(_Section):
     """
     memory_limit: Annotated[int, Field(ge=1)] | None = None
     """Memory for stacks of clients, in bytes. The default is half of the machine's memory."""
+    keep_features: bool = True
+    """Whether rows are encoded once, if the body is frozen and no row changes.
+
+    With ``false`` the same rows are encoded again whenever a client is asked: the same results.
+    """
+    feature_memory: Annotated[int, Field(ge=0)] | None = None
+    """Memory for features of frozen bodies, in bytes. The default is a quarter of what is free.
+
+    Features that take more are in a file of the user's cache, which later runs of the same rows
+    and weights read.
+    """
     checkpoint_every: PositiveInt = 10
     """Number of rounds between checkpoints."""
     plans: dict[str, Plan] = {}

@@ -26,6 +26,7 @@ from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
 from fedgist.engines.plans.plan import Plan
+from fedgist.engines.population import Features
 from fedgist.engines.server_function_check import sums_of
 from fedgist.errors import (
     FedgistError,
@@ -40,6 +41,7 @@ from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.server_laws import SERVER_LAWS
 from fedgist.testing.small_nets import NORMED
 from fedgist.testing.small_worlds import (
+    ALONE,
     federation,
     local_engine,
     nets,
@@ -363,6 +365,29 @@ def normed_nets_keep_the_laws(subject: MethodUnderTest) -> None:
             law.try_on(normed)
 
 
+def features_stand_for_rows(subject: MethodUnderTest) -> None:
+    """Over frozen bodies, compare clients that read features with clients that read rows."""
+    alone = "architectures" in subject.sections
+    about = sections(subject.method, model=None, architectures=1 if alone else 2, frozen=True)
+    frozen = {**subject.sections, **about, "given": {"public": None}}
+    try:
+        small = MethodUnderTest(subject.method, frozen).world()
+        rows = trace(_with_features(small, "raw"), ALONE)
+    except InputError:
+        return  # it needs public rows, or bodies that learn
+    kept, anew = (trace(_with_features(small, how), ALONE) for how in ("kept", "anew"))
+    assert kept.rounds == anew.rounds, "features that are kept give other lines in the record"
+    assert equal(kept.state, anew.state), "features that are kept give another state"
+    assert close(rows.state, kept.state, subject.enlarges * ROUNDINGS), (
+        "features of a frozen body in place of rows give another state: a method that reads or "
+        "changes batch.x itself says so with alters_inputs = True"
+    )
+
+
+def _with_features(small: World, features: Features) -> World:
+    return replace(small, hosting=replace(small.hosting, features=features))
+
+
 def _on_normed_nets(subject: MethodUnderTest, *, alone: bool) -> MethodUnderTest:
     """Return the method on two normed nets, or on one if it refuses nets that differ."""
     about = nets(subject.method, NORMED, alone=alone)
@@ -390,4 +415,5 @@ LAWS = (
     *(Law(name, try_on) for name, try_on in {**GATE_LAWS, **WIRE_LAWS}.items()),
     Law("13 batch norm and dropout change no law", normed_nets_keep_the_laws),
     *(Law(name, try_on) for name, try_on in SERVER_LAWS.items()),
+    Law("16 features of frozen bodies stand for rows", features_stand_for_rows),
 )

@@ -70,7 +70,7 @@ class LoopbackEngine:
         host = self.sites[order.client].host
         ids = (order.client,)
         sent = SentCohort(ctx.round, ctx.stage, ids, order.architecture, broadcast=True, down=down)
-        return take(cohorts.receive(host.cohort(sent), host.clients(sent)), 0)
+        return take(host.whole(cohorts.receive(host.cohort(sent), host.clients(sent))), 0)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of all sites: arrays (1, ...) by client, architecture and name."""

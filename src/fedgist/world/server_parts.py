@@ -218,6 +218,8 @@ def host_settings(setup: Setup, task: Task, names: Sequence[str]) -> HostSetting
         readers=None if recipe.engine.readers == "auto" else recipe.engine.readers,
         share_measurements=recipe.privacy.share_measurements,
         trained_every=recipe.evaluate.trained_every,
+        features="kept" if recipe.engine.keep_features else "anew",
+        feature_memory=recipe.engine.feature_memory,
         own=client_settings(tables, setup.method, task, task.num_clients, key, names),
     )
 

@@ -84,7 +84,9 @@ class _Probe:
         say: Callable[[str], None],
     ) -> None:
         self.method, self.task, self.population, self.server = method, task, population, server
-        self.settings, self.say = replace(settings, workers=1), say
+        # features of rows are not made: what takes time is what comes after them
+        blank = settings.features if settings.features == "raw" else "blank"
+        self.settings, self.say = replace(settings, workers=1, features=blank), say
         self.on_gpu = settings.device.startswith("cuda")
         free = torch.cuda.mem_get_info(settings.device)[0] if self.on_gpu else usable_memory()
         self.memory_limit = memory_limit or free
