@@ -117,6 +117,7 @@ def test_a_federation_with_keys_of_the_sites(cli: Cli, tmp_path: Path) -> None:
         "name": "ulm",
         "federation": "sepsis",
         "address": "localhost:8443",
+        "number": 1,
     }
     with pytest.raises(KitError, match="make a key with: fedgist provision --request"):
         read_kit(kits / "sites/ulm")

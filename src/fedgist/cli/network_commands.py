@@ -46,6 +46,13 @@ def server(
             help="The address to listen on. Default: every address, at the kit's port.",
         ),
     ] = None,
+    from_files: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Add up the replies in this folder, which sites wrote with --to-file; no network.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
 ) -> None:
     """Run a federation's server: wait for the sites, do the rounds, keep the record.
@@ -54,10 +61,14 @@ def server(
     on it. A server that was stopped or killed goes on where it was when it is
     started again with the same command.
 
+    With --from-files, sites need not be online: their replies to the only
+    exchange of a run are files. When more have arrived, give the same command.
+
     Examples
     --------
     fedgist server kits/server federation-recipe.toml --out runs/sepsis
     fedgist watch runs/sepsis --serve
+    fedgist server kits/server recipe.toml --from-files replies --out runs/sepsis
     """
     _need("server")
     from fedgist.federation.keys.kits import read_kit, split_address
@@ -67,6 +78,15 @@ def server(
 
     opened = read_kit(kit)
     _check_role(opened.role, "server", kit)
+    if from_files is not None:
+        from fedgist.federation.server.from_files import serve_files
+
+        if listen is not None:
+            raise InputError("--listen needs a network, and --from-files has none")
+        parsed = read(find_recipe(recipe), settings or [])
+        with observing(console(), quiet=quiet, as_json=False) as observer:
+            serve_files(opened, parsed, from_files, out, observer)
+        return
     host = listen or f"0.0.0.0:{split_address(opened.address)[1]}"  # sites dial in
     parsed = read(find_recipe(recipe), settings or [])
     shown = observing(console(), quiet=quiet, as_json=False)
@@ -90,7 +110,24 @@ def site(
         ),
     ] = False,
     recipe: Annotated[
-        str | None, typer.Option(metavar="RECIPE", help="With --check: the federation's recipe.")
+        str | None,
+        typer.Option(
+            metavar="RECIPE",
+            help="With --check, --to-file and --from-file: the federation's recipe.",
+        ),
+    ] = None,
+    to_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the reply to the only exchange of --recipe into a file; no network.",
+        ),
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Take this site's model from the server's models.fedgist."
+        ),
     ] = None,
     new_data: Annotated[
         bool,
@@ -103,10 +140,15 @@ def site(
     answers requests as far as its policy allows. If the connection or the
     process is lost, start it again with the same command: it goes on.
 
+    With --to-file, no network is needed: the site's reply to the only exchange
+    of a recipe is a signed file, which is sent to the server by any means.
+
     Examples
     --------
     fedgist site kits/sites/berlin --config site.toml
     fedgist site kits/sites/berlin --config site.toml --check --recipe recipe.toml
+    fedgist site kits/sites/berlin --recipe recipe.toml --to-file berlin.fedgist
+    fedgist site kits/sites/berlin --recipe recipe.toml --from-file models.fedgist
     """
     _need("site")
     from fedgist.federation.keys.kits import read_kit
@@ -114,8 +156,17 @@ def site(
     from fedgist.federation.site.process import check_site, open_new_budget, take_part
 
     table = read_site_file(config)
-    if recipe is not None and not check:
-        raise InputError("--recipe belongs to --check: the server sends its recipe by itself")
+    by_file = to_file or from_file
+    if recipe is not None and not (check or by_file):
+        raise InputError(
+            "--recipe belongs to --check, --to-file and --from-file: the server sends its recipe "
+            "by itself"
+        )
+    if by_file and (recipe is None or check or (to_file and from_file)):
+        raise InputError(
+            "--to-file and --from-file need --recipe RECIPE, and go neither together nor with "
+            "--check"
+        )
     if new_data:
         _print(open_new_budget(table))
         return
@@ -124,8 +175,19 @@ def site(
         return
     opened = read_kit(kit)
     _check_role(opened.role, "site", kit)
+
+    def tell(text: str) -> None:
+        console(soft_wrap=True).print(words(text))
+
+    if by_file and recipe is not None:
+        from fedgist.federation.site.by_file import read_model, write_reply
+        from fedgist.recipe.reading import read
+
+        work = write_reply if to_file else read_model
+        work(opened, table, read(find_recipe(recipe)), by_file, tell)
+        return
     with logging_to(table.state_folder / "site.log"), _naming_this_command():
-        take_part(opened, table, lambda text: console(soft_wrap=True).print(words(text)))
+        take_part(opened, table, tell)
 
 
 @app.command(rich_help_panel=FEDERATE)

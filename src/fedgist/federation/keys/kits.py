@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel
 
+from fedgist.core.bounds import NonNegativeInt
 from fedgist.errors import InputError, KitError, first_line, shown
 from fedgist.federation.keys.certificates import (
     SERVER,
@@ -109,7 +110,7 @@ Address = Annotated[str, AfterValidator(_address)]
 
 
 class KitFile(BaseModel):
-    """The content of ``kit.toml``."""
+    """The content of ``kit.toml``; a site's has its number in the federation."""
 
     model_config = CLOSED
 
@@ -118,6 +119,7 @@ class KitFile(BaseModel):
     name: MemberName
     federation: FederationName
     address: Address
+    number: NonNegativeInt | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Kit:
     root: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+    number: int | None = None
 
 
 def read_kit(folder: Path, now: datetime | None = None) -> Kit:
@@ -163,9 +166,8 @@ def read_kit(folder: Path, now: datetime | None = None) -> Kit:
         ended = f"the certificate expired on {identity.not_after:%Y-%m-%d}"
         raise KitError(f"{path}: {ended}; {renewal}")
     _check_chain(folder, certificate, root, about, now)
-    return Kit(
-        folder, about.role, about.name, about.federation, about.address, root, certificate, key
-    )
+    names = about.role, about.name, about.federation, about.address
+    return Kit(folder, *names, root, certificate, key, about.number)
 
 
 def _named(path: Path, certificate: bytes, about: KitFile, remedy: str) -> Identity:
@@ -220,7 +222,7 @@ def write_kit(
 ) -> None:
     """Write a kit's files, with modes that keep others out; omitted files are left as they are."""
     make_folder(folder)
-    atomic_files.write(folder / KIT, COMMENT + tomli_w.dumps(about.model_dump()))
+    atomic_files.write(folder / KIT, COMMENT + tomli_w.dumps(about.model_dump(exclude_none=True)))
     atomic_files.write(folder / ROOT, root)
     if key:
         atomic_files.write(folder / KEY, key, private=True)

@@ -246,7 +246,12 @@ def _certified(
 def _about(authority: Authority, role: Role, name: str) -> KitFile:
     settings = authority.settings
     return KitFile(
-        format=FORMAT, role=role, name=name, federation=settings.name, address=settings.server
+        format=FORMAT,
+        role=role,
+        name=name,
+        federation=settings.name,
+        address=settings.server,
+        number=authority.roster.numbers.get(name) if role == SITE else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -178,7 +178,7 @@ def serve(
         if saved is None and (folder / RECIPE).exists() and not _is_of_federation(folder):
             raise RecipeError(f"{folder} holds a run that is not a federation's: choose another")
         state = RunStateFile.open(folder, _in_order(roster.now()))
-        side = _side(recipe, state, observer)
+        side = checked_context(recipe, state.state.names, observer)
         run = _run_of(kit, side, state, roster, stop or threading.Event(), observer.note)
         run.server.listen = listen
         port = run.server.start()
@@ -288,11 +288,11 @@ def _cut_participants(state: RunStateFile, last: int) -> None:
     state.write_participants("".join(f"{line}\r\n" for line in [header, *kept]))
 
 
-def _side(recipe: Recipe, state: RunStateFile, observer: Observer) -> ServerContext:
-    """Return the server's context, with the method checked as before a simulation."""
+def checked_context(recipe: Recipe, names: Sequence[str], observer: Observer) -> ServerContext:
+    """Return the context of a server with these sites, its method checked as in a simulation."""
     saved_often = as_federated(recipe).changed({"engine.checkpoint_every": 1})
     setup = resolve(saved_often, Overrides())
-    side = server_context(setup, state.state.names, observer.note)
+    side = server_context(setup, names, observer.note)
     notes = list(side.notes)
     if setup.private_width is None:  # an outline has no body to try the method on
         server, key = start_server(side), random.key(setup.recipe.seed).to(setup.device)

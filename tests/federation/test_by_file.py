@@ -1,0 +1,200 @@
+"""One exchange by file: the same model as online, whoever sends when, and nothing else is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commands import fedgist
+from fedgist.runs.files import checkpoint
+from fedgist.runs.files.record import read_lines
+from real_federation import RealFederation, real_federation
+from three_sites import NAMES, recipe
+
+ONE = {"train": {"num_rounds": 1}, "model": {"name": "logistic"}}
+LOCAL = {"unit": "record", "epsilon": 5.0, "delta": 1e-5, "clip": 1.0, "where": "local"}
+
+
+def analytic(**sections: Any) -> dict[str, Any]:
+    return recipe("analytic", rounds=1, model={"name": "logistic"}, **sections)
+
+
+def printed(fed: RealFederation, *words: object, ok: bool = True) -> str:
+    """Run a command once; return what it printed, as one line."""
+    done = fedgist(*words, cwd=fed.folder, code=None)
+    text = " ".join((done.stdout + done.stderr).split())
+    assert (done.returncode == 0) == ok, text
+    return text
+
+
+def site(fed: RealFederation, name: str, *more: object, ok: bool = True) -> str:
+    """Run fedgist site once; return what it printed."""
+    kit, table = fed.folder / "kits/sites" / name, fed.folder / f"{name}.toml"
+    given = ("--config", table, "--recipe", fed.folder / "recipe.toml")
+    return printed(fed, "site", kit, *given, *more, ok=ok)
+
+
+def send(fed: RealFederation, name: str, **about: Any) -> Path:
+    path = fed.folder / "replies" / f"{name}.fedgist"
+    path.parent.mkdir(exist_ok=True)
+    site(fed, name, "--to-file", path, **about)
+    return path
+
+
+def serve(fed: RealFederation, out: str = "by_file", *, ok: bool = True) -> str:
+    """Run fedgist server on the replies; return what it printed."""
+    kit, given = fed.folder / "kits/server", fed.folder / "recipe.toml"
+    about = ("--from-files", fed.folder / "replies", "--out", fed.folder / out)
+    return printed(fed, "server", kit, given, *about, ok=ok)
+
+
+def state_of(folder: Path) -> dict[str, torch.Tensor]:
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    return {n: a for n, a in saved.arrays().items() if n.startswith("server/")}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+def test_files_of_three_processes_are_the_online_run_bit_for_bit(tmp_path: Path) -> None:
+    with real_federation(tmp_path) as fed:
+        fed.write_recipe(analytic(federation={"least_sites": 3, "least_replies": 3}))
+        for name in NAMES:
+            send(fed, name)
+        said = serve(fed)
+        assert "3 of 3 sites sent a file" in said
+        for name in NAMES:  # the run online has state folders of its own
+            fed.write_site(name, state=f"online-{name}")
+        fed.start_server()
+        for name in NAMES:
+            fed.start_site(name)
+        for label in ("server", *NAMES):
+            fed.wait_end(label)
+        assert same(state_of(fed.run), state_of(tmp_path / "by_file"))
+
+
+@pytest.mark.slow
+def test_a_site_gets_its_model_and_a_later_reply_is_added(tmp_path: Path) -> None:
+    with real_federation(tmp_path) as fed:
+        fed.write_recipe(analytic())
+        first = send(fed, "berlin").read_bytes()
+        send(fed, "ulm")
+        assert "2 of 3 sites sent a file; without lyon" in serve(fed)
+        two = state_of(tmp_path / "by_file")
+        said = site(fed, "berlin", "--to-file", tmp_path / "replies/berlin.fedgist")
+        assert "was made before: the same file is written again" in said
+        assert (tmp_path / "replies/berlin.fedgist").read_bytes() == first
+        send(fed, "lyon")
+        serve(fed)
+        three = state_of(tmp_path / "by_file")
+        assert not same(two, three)
+        assert three["server/heard"].tolist() == [1.0, 1.0, 1.0]
+        (line,) = read_lines(tmp_path / "by_file/rounds.jsonl")
+        assert line["clients/replied"] == 3
+        said = site(fed, "lyon", "--from-file", tmp_path / "by_file/models.fedgist")
+        (model,) = (tmp_path / "state-lyon/models").iterdir()
+        assert str(model) in said
+        rows, out = tmp_path / "lyon.npz", tmp_path / "predicted.csv"
+        fedgist("predict", model, rows, "--client", "0", "--out", out, cwd=tmp_path)
+        assert len(out.read_text().splitlines()) > 100
+
+
+@pytest.mark.slow
+def test_fedlog_over_rows_without_a_body_goes_by_file(tmp_path: Path) -> None:
+    with real_federation(tmp_path) as fed:
+        fed.write_recipe(recipe("fedlog", rounds=1, model={"name": "logistic"}))
+        for name in NAMES:
+            send(fed, name)
+        serve(fed)
+        assert state_of(tmp_path / "by_file")["server/eta"].shape == (10, 65)
+
+
+@pytest.mark.slow
+def test_a_private_reply_is_one_release_of_the_budget(tmp_path: Path) -> None:
+    with real_federation(tmp_path) as fed:
+        private = LOCAL | {"noise": "system"}
+        method = {"name": "analytic", "wire": "float64"}
+        stated = {"max_rows": 2000}
+        raw = analytic(privacy=private, method=method, clients=stated)
+        fed.write_recipe(raw)
+        for name in NAMES:
+            policy = {"epsilon": 8.0, "delta": 1e-4, "max_rows": 2000}
+            fed.write_site(name, policy=policy)
+        path = send(fed, "berlin")
+        before = path.read_bytes()
+        ledger = (tmp_path / "state-berlin/ledger.json").read_text()
+        send(fed, "berlin")
+        assert path.read_bytes() == before
+        assert (tmp_path / "state-berlin/ledger.json").read_text() == ledger
+        fed.write_recipe(analytic(privacy=private, method=method, clients=stated, seed=9))
+        said = site(fed, "berlin", "--to-file", path, ok=False)
+        assert "would spend more epsilon than this site's policy allows" in said
+        fed.write_recipe(analytic(privacy=private | {"where": "central"}, method=method))
+        said = site(fed, "berlin", "--to-file", path, ok=False)
+        assert "a file is seen by itself: use 'local'" in said
+
+
+def other_run(blob: bytes) -> bytes:
+    """Return a file whose header names another run, as long as before."""
+    before, run, after = blob.partition(b'"run":"')
+    return before + run + (b"0" if after[:1] != b"0" else b"1") + after[1:]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "cut": (lambda blob: blob[:-9], "its content is not what its header says"),
+    "changed": (lambda blob: blob[:-9] + b"x" * 9, "its content is not what its header says"),
+    "header": (lambda blob: blob.replace(b'"size":', b'"Size":', 1), "cannot be read: size"),
+    "another run": (other_run, "its signature is not by the key of its certificate"),
+    "another kind": (lambda blob: blob.replace(b"reply", b"model", 1), "cannot be read: kind"),
+    "empty": (lambda blob: b"", "it is no file of this version"),
+    "text": (lambda blob: b"hello", "it is no file of this version"),
+}
+
+
+@pytest.mark.slow
+def test_files_that_are_not_as_sent_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    with real_federation(tmp_path) as fed:
+        fed.write_recipe(analytic())
+        good = send(fed, "berlin").read_bytes()
+        send(fed, "ulm")
+        serve(fed)
+        before = state_of(tmp_path / "by_file")
+        path = tmp_path / "replies/berlin.fedgist"
+        for change, says in BAD.values():
+            path.write_bytes(change(good))
+            said = serve(fed, ok=False)
+            assert says in said
+            assert "berlin.fedgist" in said
+        path.unlink()
+        said = serve(fed, ok=False)
+        assert "the reply of site number 0 that is part of" in said
+        path.write_bytes(good)
+        (tmp_path / "replies/copy.fedgist").write_bytes(good)
+        assert "is the same reply as" in serve(fed)
+        fed.write_recipe(analytic(seed=9))
+        said = serve(fed, "other", ok=False)
+        assert "was made for a recipe with the digest" in said
+        assert same(before, state_of(tmp_path / "by_file"))
+
+
+@pytest.mark.slow
+def test_what_needs_several_exchanges_is_refused(tmp_path: Path) -> None:
+    with real_federation(tmp_path) as fed:
+        path = tmp_path / "berlin.fedgist"
+        for raw in (
+            recipe("fedavg", rounds=2, model={"name": "logistic"}),
+            analytic(method={"name": "analytic", "calibrate": True}),
+        ):
+            fed.write_recipe(raw)
+            said = site(fed, "berlin", "--to-file", path, ok=False)
+            assert "has several exchanges" in said
+            assert not path.exists()
+        kit = fed.folder / "kits/sites/berlin"
+        given = ("--config", tmp_path / "berlin.toml", "--to-file", path)
+        assert "need --recipe RECIPE" in printed(fed, "site", kit, *given, ok=False)
