@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(STAMP): $(READY)
-	$(PIP) -c constraints.txt --group dev --group docs -e ".[plot,table,images,huggingface,tune,onnx,track,privacy,text,federation,ray]"
+	$(PIP) -c constraints.txt --group dev --group docs -e ".[plot,table,images,huggingface,tune,onnx,track,privacy,text,federation,ray,encoders]"
 	touch $(STAMP)
 
 demo: $(READY) ## A good minute, 1.1 GB: FedLog, local training and FedAvg on twenty clients with two kinds of model

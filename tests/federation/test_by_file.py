@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from commands import fedgist
+from fedgist.models.encoders import encoder_digest
 from fedgist.runs.files import checkpoint
 from fedgist.runs.files.record import read_lines
 from real_federation import RealFederation, real_federation
@@ -113,6 +116,57 @@ def test_fedlog_over_rows_without_a_body_goes_by_file(tmp_path: Path) -> None:
             send(fed, name)
         serve(fed)
         assert state_of(tmp_path / "by_file")["server/eta"].shape == (10, 65)
+
+
+def encoder(folder: Path, seed: int) -> str:
+    """Write an encoder with random weights; return its digest."""
+    torch.manual_seed(seed)
+    small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(**small, intermediate_size=32, image_size=32, patch_size=8)
+    transformers.ViTModel(config).save_pretrained(folder)
+    prepares = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepares))
+    return encoder_digest(str(folder))
+
+
+@pytest.mark.slow
+def test_sites_have_their_own_copies_of_one_encoder(tmp_path: Path) -> None:
+    """The recipe states its digest; another encoder, or one that learns, is refused."""
+    logs: Any = transformers.utils.logging
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    digest = encoder(tmp_path / "copy", 0)
+    encoder(tmp_path / "other", 1)
+    facts = {"input_shape": [1, 8, 8], "element": "uint8", "scale": 255.0}
+    with real_federation(tmp_path, images=True) as fed:
+        raw = recipe("analytic", rounds=1)
+        raw["facts"] = facts | {"feature_width": 16, "encoder": digest}
+        raw["data"] = {"classes": raw["data"]["classes"], "normalize": "none"}
+        fed.write_recipe(raw)
+        for name in NAMES:
+            fed.write_site(name, model={"name": "transformers:copy", "frozen": True})
+        assert f"facts.encoder = '{digest}'" in site(fed, "ulm", "--check")
+        for name in NAMES:
+            send(fed, name)
+        serve(fed)
+        assert state_of(tmp_path / "by_file")["server/known/private/head/eta"].shape == (10, 17)
+        said = site(fed, "ulm", "--from-file", tmp_path / "by_file/models.fedgist")
+        assert "the trained model is in" in said
+        for model, says in (
+            ({"name": "transformers:other", "frozen": True}, "the weights or the preparation"),
+            ({"name": "transformers:copy"}, "use name = 'transformers:FOLDER' and frozen = true"),
+        ):
+            fed.write_site("berlin", model=model, state="state-anew")
+            assert says in site(fed, "berlin", "--to-file", tmp_path / "b.fedgist", ok=False)
+        del raw["facts"]["encoder"]
+        fed.write_recipe(raw)
+        said = site(fed, "ulm", "--to-file", tmp_path / "u.fedgist", ok=False)
+        assert "all sites need the same body: state facts.encoder" in said
+        raw["facts"] = facts
+        fed.write_recipe(raw | {"model": {"name": "transformers:copy", "frozen": True}})
+        fed.write_site("ulm", state="state-more")
+        said = site(fed, "ulm", "--to-file", tmp_path / "u.fedgist", ok=False)
+        assert "names a file, which a server may not do at a site: state its digest" in said
 
 
 @pytest.mark.slow

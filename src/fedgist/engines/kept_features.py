@@ -38,6 +38,7 @@ from fedgist.training.client_store import shared
 from fedgist.training.inference import rows_at_once
 
 AT_ONCE = 1 << 20  # numbers that are digested together
+MOST_ROWS = 64  # that are encoded together: an encoder may enlarge images a hundred times
 SHARE = 4  # of the usable memory, one part is for features
 
 
@@ -60,7 +61,8 @@ def kept_features(
     if reads or changes or task.places:  # the places of a row are those of its inputs
         return {}
     divided = {name: parts for name, net in nets.items() if (parts := _divided(net)) is not None}
-    splits = [_pieces(population, split, rows_at_once(task)) for split in ("train", "client")]
+    at_once = min(MOST_ROWS, rows_at_once(task))
+    splits = [_pieces(population, split, at_once) for split in ("train", "client")]
     widths = [math.prod(parts.shape) for parts in divided.values()]
     total = 4 * sum(widths) * sum(len(pieces.piece_of) for pieces in splits)
     in_file = settings.features == "kept" and total > _limit(settings)
@@ -193,7 +195,7 @@ class KeptFeatures:
         )
         whole, every = population.whole_test, list(splits)
         if whole is not None:  # the server's view of the test rows is another one
-            rows, at_once = torch.arange(len(whole)), rows_at_once(task)
+            rows, at_once = torch.arange(len(whole)), min(MOST_ROWS, rows_at_once(task))
             every.append(Pieces(whole, torch.split(rows, at_once), rows // at_once))
         self.banks = {
             id(pieces.examples): _Bank(parts, pieces, features, in_file=in_file) for pieces in every

@@ -8,7 +8,9 @@ parameter ``words``: it gets the number of words of texts. A user's own model is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgist.registry import Registry
@@ -34,3 +36,16 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "mobilenetv2": "fedgist.models.mobilenet:mobilenetv2",
     }
 )
+
+#: How the name of a model begins that is an encoder of the library transformers.
+PREFIX = "transformers:"
+
+
+def architecture_of(name: str) -> str:
+    """Return the name of the architecture of a model: the last part of its name.
+
+    >>> architecture_of("transformers:facebook/dinov2-small"), architecture_of("own.nets:build")
+    ('dinov2-small', 'build')
+    """
+    last = name.rpartition(":")[2]
+    return re.sub(r"[^\w.-]", "-", Path(last).name) if name.startswith(PREFIX) else last

@@ -45,6 +45,19 @@ class FactsSection(BaseModel):
     The server then knows only the heads. Leave ``[model]`` out: each site names its model in its
     own file. Only methods that share no part of the body allow it.
     """
+    encoder: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Digest of the encoder of all sites, whose weights and preparation of images it covers.
+
+    Each site names its own copy in its file, ``model.name = "transformers:FOLDER"``, with
+    ``model.frozen = true``; another encoder is refused. State ``facts.feature_width`` beside it.
+    ``fedgist site --check`` prints the digest.
+    """
+
+    @model_validator(mode="after")
+    def _has_a_width(self) -> FactsSection:
+        if self.encoder is not None and self.feature_width is None:
+            raise ValueError("encoder needs feature_width, the width of its features")
+        return self
 
     @model_validator(mode="after")
     def _has_a_shape(self) -> FactsSection:

@@ -12,7 +12,8 @@ from torch import nn
 from fedgist.core.bounds import NonNegativeInt, PositiveInt
 from fedgist.core.tree import SEPARATOR
 from fedgist.errors import RecipeError, shown
-from fedgist.models import MODELS
+from fedgist.models import MODELS, PREFIX
+from fedgist.models.encoders import image_encoder
 from fedgist.options import check_options, checked, options_of
 from fedgist.recipe.own_code import load_own
 from fedgist.recipe.schema import ModelSection, check_named
@@ -25,6 +26,8 @@ StatedClients = Annotated[tuple[NonNegativeInt | str, ...], Field(min_length=1)]
 
 def model_factory(name: str) -> Factory:
     """Return the function that makes the model called ``name``."""
+    if name.startswith(PREFIX):
+        return image_encoder(name.removeprefix(PREFIX))
     factory: Factory = load_own("model.name", name) if ":" in name else MODELS[name]
     if not callable(factory):
         raise RecipeError(f"model.name = {shown(name)} is not a function that makes a model")

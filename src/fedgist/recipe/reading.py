@@ -18,6 +18,7 @@ from fedgist.core.objectives.metrics import CHOSEN_METRICS, Metric
 from fedgist.core.training import Training
 from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
 from fedgist.methods import base_name
+from fedgist.models import PREFIX
 from fedgist.options import checked
 from fedgist.recipe.own_code import holds_module, modules_from
 from fedgist.recipe.schema import (
@@ -74,15 +75,20 @@ def _code_folder(
     return ((beside or Path()) / stated).resolve()
 
 
-def own_places(recipe: Recipe) -> list[str]:
-    """Return all ``package.module:thing`` that a recipe names."""
+def models_named(recipe: Recipe) -> list[str]:
+    """Return the names of all models in a recipe."""
     clients = recipe.clients
     tables = [*clients.architectures.items(), *clients.pools.items()]
     models = [t.get("model", k) if isinstance(t, Mapping) else k for k, t in tables]
     models += [recipe.model.name] if recipe.model else []
-    named = [base_name(recipe.method.name), *map(str, models), *recipe.objective.metrics]
+    return [str(name) for name in models]
+
+
+def own_places(recipe: Recipe) -> list[str]:
+    """Return all ``package.module:thing`` that a recipe names."""
+    named = [base_name(recipe.method.name), *models_named(recipe), *recipe.objective.metrics]
     named += [recipe.objective.name, recipe.data.name]
-    return [name for name in named if ":" in name]
+    return [name for name in named if ":" in name and not name.startswith(PREFIX)]
 
 
 def read_recorded(path: Path) -> Recipe:

@@ -15,6 +15,7 @@ from fedgist.core.objectives.target import Target
 from fedgist.engines.device_choice import usable_device
 from fedgist.engines.plans.plan import Plan
 from fedgist.errors import InputError, RecipeError
+from fedgist.models import PREFIX, architecture_of
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.method_loading import build_method
 from fedgist.recipe.model_factories import (
@@ -27,6 +28,7 @@ from fedgist.recipe.model_factories import (
 from fedgist.recipe.objective_loading import labels_read, own_objective
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.own_code import load_own, modules_from
+from fedgist.recipe.reading import models_named
 from fedgist.recipe.schema import (
     ModelSection,
     Recipe,
@@ -95,6 +97,7 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
         and the choices.
     """
     given = given or Overrides()
+    _check_encoders(recipe)
     try:
         with modules_from(recipe.engine.code_folder):
             method = given.method or build_method(recipe.method.name, recipe.method.options)
@@ -147,7 +150,17 @@ def _models(
     if clients.architectures:
         return architecture_tables(clients.architectures), {}
     section = recipe.model or ModelSection()
-    return {section.name.rpartition(":")[2]: whole_model(section)}, {}
+    return {architecture_of(section.name): whole_model(section)}, {}
+
+
+def _check_encoders(recipe: Recipe) -> None:
+    """Raise RecipeError if images would be normalized twice."""
+    encoders = [name for name in models_named(recipe) if name.startswith(PREFIX)]
+    if encoders and recipe.data.normalize != "none":
+        raise RecipeError(
+            f"data.normalize = {recipe.data.normalize!r}: model {encoders[0]} has its own "
+            "normalization: use 'none'"
+        )
 
 
 def _num_clients(recipe: Recipe, given: Overrides) -> int | None:

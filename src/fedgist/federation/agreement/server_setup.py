@@ -55,6 +55,7 @@ def server_context(
     task = task_of(setup.recipe, facts, objective, models, members, {}, public)
     if PRIVATE in task.architectures:
         _check_shares_heads_alone(setup, task)
+        _check_bodies_differ(setup)
     holds_out = setup.recipe.data.validation > 0
     side = server_of(
         setup, facts, task, models, members, holds_out=holds_out, simulated=False, say=say
@@ -103,7 +104,24 @@ def _outlines(setup: Setup, sizes: Sizes) -> Models:
     arch = outline.architecture()
     group = ClientGroup(lambda: arch.module)
     start = arch.start(int(random.key(setup.recipe.seed, "start", PRIVATE)))
+    if setup.recipe.facts is not None and setup.recipe.facts.encoder is not None:
+        arch = replace(arch, frozen=start, evaluates=True)
+        start = replace(start, arch=arch)
     return Models({PRIVATE: group}, {PRIVATE: arch}, {PRIVATE: start})
+
+
+def _check_bodies_differ(setup: Setup) -> None:
+    """Raise RecipeError if a method needs one body at all sites, and they are not known to have it.
+
+    A method whose clients keep no part of their models between rounds has one body for all.
+    """
+    facts = setup.recipe.facts
+    if setup.method.keeps == "none" and facts is not None and facts.encoder is None:
+        raise RecipeError(
+            f"facts.feature_width = {facts.feature_width}: method {setup.recipe.method.name} adds "
+            "up features, so all sites need the same body: state facts.encoder, the digest of "
+            "their encoder (fedgist site --check prints it)"
+        )
 
 
 def _check_shares_heads_alone(setup: Setup, task: Task) -> None:

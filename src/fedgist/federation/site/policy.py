@@ -12,7 +12,8 @@ from fedgist.federation.site.file import FILES, LEAST_ROWS_TELL, SiteFile
 from fedgist.federation.site.ledger import BudgetError, Ledger, Limits, Spent
 from fedgist.federation.site.limits import check_lists
 from fedgist.methods import METHODS, base_name
-from fedgist.recipe.reading import Recipe, flat, own_places, read
+from fedgist.models import PREFIX
+from fedgist.recipe.reading import Recipe, flat, models_named, own_places, read
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.files.digests import of_text
 from fedgist.wire.envelope import Header
@@ -39,6 +40,9 @@ def check_names(recipe: Recipe, site: SiteFile) -> None:
             f"the recipe names code of its own, {shown(strange[0])}, which policy.code in {file} "
         )
         raise SiteError(f"{text}does not list", "policy", "code")
+    if encoders := [name for name in models_named(recipe) if name.startswith(PREFIX)]:
+        cure = f": state its digest, and name the site's own in [model] of {file}"
+        raise _names_a_file(f"model.name = {shown(encoders[0])}", cure)
     clients = recipe.clients
     tables = [*clients.architectures.values(), *clients.pools.values()]
     weights = any(isinstance(table, dict) and table.get("weights") for table in tables)

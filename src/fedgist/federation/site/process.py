@@ -37,6 +37,8 @@ from fedgist.federation.site.setup import (
     would_leave,
 )
 from fedgist.federation.site.store import locked
+from fedgist.models import PREFIX
+from fedgist.models.encoders import encoder_digest
 from fedgist.recipe.reading import Recipe, read
 from fedgist.world.data import read_data
 from fedgist.world.declared import as_section
@@ -126,7 +128,7 @@ def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
     InputError
         At the first problem: one line that names it and the remedy.
     """
-    sentences = [_about_kit(kit)]
+    sentences = [_about_kit(kit), *_about_encoder(site)]
     check_rows_of_owner(site)
     if recipe is None:
         data = plain_data(site)
@@ -142,6 +144,14 @@ def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
             "not checked: the model and what would leave, which need --recipe RECIPE",
         ]
     return [*sentences, *_tried(site, read(recipe), kit.name)]
+
+
+def _about_encoder(site: SiteFile) -> list[str]:
+    """Return the digest of a site's encoder, for the recipe, if its model is one."""
+    if site.model is None or not site.model.name.startswith(PREFIX):
+        return []
+    digest = encoder_digest(site.model.name.removeprefix(PREFIX))
+    return [f"encoder: facts.encoder = {digest!r}"]
 
 
 def _about_kit(folder: Path) -> str:

@@ -33,6 +33,8 @@ from fedgist.errors import OwnerError, SiteError, first_line
 from fedgist.federation.agreement.server_setup import PRIVATE, message_forms, server_context
 from fedgist.federation.site.file import SiteFile
 from fedgist.federation.site.limits import check_size, check_steps
+from fedgist.models import PREFIX
+from fedgist.models.encoders import encoder_digest
 from fedgist.recipe.data_loading import data_source
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.federation_section import FederationSection
@@ -374,6 +376,7 @@ def _with_private_model(setup: Setup, task: Task, site: SiteFile, secret: int) -
             f"{site.file}: [model] is missing: the recipe leaves the model to each site, with "
             f"features of width {width}"
         )
+    _check_encoder(setup, site)
     objective = task.objective
     sizes = Sizes.of(declared_facts(setup), objective)
     model = whole_model(section.model_copy(update={"project": width}))
@@ -386,3 +389,27 @@ def _with_private_model(setup: Setup, task: Task, site: SiteFile, secret: int) -
             f"linear layer with a bias, from {width} features to {sizes.outputs} outputs"
         )
     return private
+
+
+def _check_encoder(setup: Setup, site: SiteFile) -> None:
+    """Raise SiteError if a site's model is not the encoder that the recipe's digest names."""
+    facts, section = setup.recipe.facts, site.model
+    if facts is None or facts.encoder is None:
+        return
+    assert section is not None  # the caller's
+    if not (section.name.startswith(PREFIX) and section.frozen and section.adapters is None):
+        raise SiteError(
+            f"{site.file}: [model]: the recipe states an encoder (facts.encoder): use name = "
+            "'transformers:FOLDER' and frozen = true, without adapters"
+        )
+    if setup.recipe.data.normalize != "none":
+        raise SiteError(
+            f"data.normalize = {setup.recipe.data.normalize!r}: the encoder has its own "
+            "normalization: use 'none'"
+        )
+    own = encoder_digest(section.name.removeprefix(PREFIX))
+    if own != facts.encoder:
+        raise SiteError(
+            f"{site.file}: model {section.name} has the digest {own}, and the recipe has "
+            f"facts.encoder = {facts.encoder}: the weights or the preparation of images differ"
+        )

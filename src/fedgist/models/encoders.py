@@ -1,0 +1,239 @@
+"""Pretrained image encoders of the library transformers, with their own resizing and normalization.
+
+``model.name = "transformers:FOLDER"`` reads a folder that ``save_pretrained`` wrote, or names a
+repository of the Hugging Face hub. Weights are read from safetensors alone, and code of a
+repository is never run. Inputs are images from 0 to 1 (``data.normalize = "none"``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedgist.models import PREFIX
+
+NEED = "model.name = 'transformers:...' needs transformers: pip install 'fedgist[encoders]'"
+CONFIG = "preprocessor_config.json"
+COLORS = 3
+#: How PIL numbers the ways to resize that are known here, and torch's names of them.
+RESAMPLE = {0: "nearest-exact", 2: "bilinear", 3: "bicubic"}
+WHOLE = 384  # from this size on, ConvNeXt's preparation crops nothing
+KINDS = ("ViT", "DeiT", "Bit", "CLIP", "ConvNext")  # of image processors
+PLACES, MAPS = 3, 4  # dimensions of features of patches, and of maps of features
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What an encoder does to an image: its size, a crop of its center, and its normalization.
+
+    ``size`` is (height, width), or the shorter edge alone; None keeps the image.
+    """
+
+    size: tuple[int, int] | int | None
+    resample: int
+    crop: tuple[int, int] | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Preparation:
+        """Return the preparation of a ``preprocessor_config.json``.
+
+        Raises
+        ------
+        ValueError
+            If it is of a kind that is not known here.
+        """
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type", ""))
+        for ending in ("Fast", "Pil", "ImageProcessor", "FeatureExtractor"):
+            kind = kind.removesuffix(ending)
+        if kind not in KINDS:
+            raise ValueError(f"{CONFIG} is of the kind {kind!r}; known: {', '.join(KINDS)}")
+        resample = int(config.get("resample", 3))
+        if resample not in RESAMPLE:
+            raise ValueError(f"{CONFIG}: resample = {resample}; known: {sorted(RESAMPLE)}")
+        size, crop = _size(config.get("size")), _size(config.get("crop_size"))
+        if not config.get("do_resize", True):
+            size = None
+        if not config.get("do_center_crop", kind in {"Bit", "CLIP"}):
+            crop = None
+        if kind == "ConvNext" and isinstance(size, int):
+            size, crop = _of_convnext(size, float(config.get("crop_pct") or 224 / 256))
+        mean, std = config.get("image_mean"), config.get("image_std")
+        if not config.get("do_normalize", True) or mean is None or std is None:
+            mean, std = (0.0,) * COLORS, (1.0,) * COLORS
+        square = (crop, crop) if isinstance(crop, int) else crop
+        return Preparation(size, resample, square, tuple(mean), tuple(std))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return images (batch, 3, height, width) for the encoder, of images from 0 to 1.
+
+        ``x`` is (batch, 1 or 3, height, width).
+        """
+        if x.shape[1] == 1:
+            x = x.expand(-1, COLORS, -1, -1)
+        size = self.size
+        if isinstance(size, int):
+            short, long = sorted(x.shape[-2:])
+            other = int(size * long / short)
+            size = (size, other) if x.shape[-2] <= x.shape[-1] else (other, size)
+        if size is not None and tuple(x.shape[-2:]) != size:
+            # PIL resizes rows, and then columns, of bytes
+            for shape in ((x.shape[-2], size[1]), size):
+                x = _resized(x, shape, RESAMPLE[self.resample])
+        if self.crop is not None:
+            x = _cropped(x, self.crop)
+        mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device) for v in (self.mean, self.std))
+        return (x - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+
+
+def _size(value: object) -> tuple[int, int] | int | None:
+    """Return (height, width), or the shorter edge, as a configuration states it."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, Mapping):
+        if value.get("shortest_edge"):
+            return int(value["shortest_edge"])
+        if value.get("height") and value.get("width"):
+            return int(value["height"]), int(value["width"])
+    raise ValueError(f"{CONFIG}: size = {value!r} is neither height and width nor shortest_edge")
+
+
+def _of_convnext(size: int, share: float) -> tuple[tuple[int, int] | int, tuple[int, int] | None]:
+    """Return ConvNeXt's size and crop: small images are resized to more, and cropped."""
+    return (int(size / share), (size, size)) if size < WHOLE else ((size, size), None)
+
+
+def _resized(x: Tensor, size: tuple[int, int], mode: str) -> Tensor:
+    if tuple(x.shape[-2:]) == size:
+        return x
+    smooth = mode in {"bilinear", "bicubic"}
+    resized = functional.interpolate(x * 255, size, mode=mode, antialias=smooth)
+    return resized.round().clamp(0, 255) / 255
+
+
+def _cropped(x: Tensor, crop: tuple[int, int]) -> Tensor:
+    """Return the center of images, with zeros beside images that are smaller."""
+    lack = [max(0, c - have) for c, have in zip(crop, x.shape[-2:], strict=True)]
+    if any(lack):
+        (top, left) = ((each + 1) // 2 for each in lack)
+        x = functional.pad(x, (left, lack[1] - left, top, lack[0] - top))
+    (top, left) = ((have - c) // 2 for c, have in zip(crop, x.shape[-2:], strict=True))
+    return x[..., top : top + crop[0], left : left + crop[1]]
+
+
+class ImageEncoder(nn.Module):
+    """An encoder with its preparation of images, and a linear head on its features.
+
+    Features of maps are their mean, features of patches those of the first token.
+    """
+
+    def __init__(self, prepare: Preparation, encoder: nn.Module, width: int, outputs: int) -> None:
+        super().__init__()
+        self.prepare, self.encoder = prepare, encoder
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (batch, outputs) of images (batch, 1 or 3, height, width) from 0 to 1."""
+        out: Tensor = self.head(features_of(self.encoder, self.prepare(x)))
+        return out
+
+
+def features_of(encoder: nn.Module, x: Tensor) -> Tensor:
+    """Return an encoder's features (batch, m) of prepared images."""
+    out = encoder(pixel_values=x, return_dict=True)
+    hidden: Tensor = out.last_hidden_state
+    if hidden.dim() == MAPS:
+        pooled: Tensor | None = out.pooler_output
+        return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1)
+    if hidden.dim() != PLACES:
+        raise ValueError(f"the encoder returns features of shape {list(hidden.shape[1:])}")
+    return hidden[:, 0]
+
+
+def image_encoder(name: str) -> Callable[..., nn.Module]:
+    """Return the factory of models with this encoder, by folder or by name on the hub."""
+
+    def factory(input_shape: Sequence[int], num_classes: int) -> nn.Module:
+        if len(input_shape) != PLACES or input_shape[0] not in {1, COLORS}:
+            raise ValueError(
+                f"{PREFIX}{name} takes images of 1 or 3 colors, not inputs of {list(input_shape)}"
+            )
+        prepare, encoder = _loaded(name)
+        with torch.no_grad():
+            width = features_of(encoder, prepare(torch.zeros(1, *input_shape))).shape[1]
+        return ImageEncoder(prepare, copy.deepcopy(encoder), width, num_classes)
+
+    return factory
+
+
+def encoder_digest(name: str) -> str:
+    """Return the SHA-256 of an encoder's weights and of its preparation, in hexadecimal digits."""
+    prepare, encoder = _loaded(name)
+    digest = hashlib.sha256(repr(prepare).encode())
+    for array_name, array in sorted(encoder.state_dict().items()):
+        digest.update(f"{array_name} {array.dtype} {list(array.shape)}".encode())
+        digest.update(array.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(name: str) -> tuple[Preparation, nn.Module]:
+    """Return an encoder and its preparation; the weights are read once in a process.
+
+    Raises
+    ------
+    ValueError
+        If there is no such encoder, or it has code of its own, or no weights as safetensors.
+    """
+    library = _transformers()
+    local = Path(name).expanduser()
+    place = str(local) if local.is_dir() else name
+    if not local.is_dir() and (local.is_absolute() or name.startswith((".", "~"))):
+        raise ValueError(f"there is no folder {name}")
+    try:
+        with _quiet(library), torch.device("cpu"):
+            file = importlib.import_module("transformers.utils").cached_file(place, CONFIG)
+            prepare = Preparation.of(json.loads(Path(file).read_text(encoding="utf-8")))
+            encoder = library.AutoModel.from_pretrained(
+                place, use_safetensors=True, trust_remote_code=False, dtype=torch.float32
+            )
+    except (OSError, ValueError, ImportError) as error:
+        first = " ".join(str(error).split())
+        raise ValueError(f"{PREFIX}{name} cannot be read: {first[:300]}") from error
+    return prepare, encoder.eval()
+
+
+def _transformers() -> ModuleType:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise ValueError(NEED) from error
+
+
+@contextlib.contextmanager
+def _quiet(library: ModuleType) -> Iterator[None]:
+    """Keep the library from printing bars and advice, inside this context."""
+    logs = library.utils.logging
+    level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        if bars:
+            logs.enable_progress_bar()

@@ -1,0 +1,218 @@
+"""Encoders of transformers: features, images, and what is refused; without a network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import fedgist
+from fedgist.errors import InputError
+from fedgist.models.encoders import Preparation, _loaded, encoder_digest, features_of
+
+pytestmark = pytest.mark.slow
+
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+MAPS: dict[str, Any] = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
+PIL: dict[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+MEAN_STD = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+#: An encoder with random weights, and how it prepares images, by its kind.
+KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "vit": (
+        lambda: transformers.ViTModel(
+            transformers.ViTConfig(**SMALL, intermediate_size=32, image_size=32, patch_size=8)
+        ),
+        {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+        | {"resample": 2},
+    ),
+    "dinov2": (
+        lambda: transformers.Dinov2Model(
+            transformers.Dinov2Config(**SMALL, mlp_ratio=2, image_size=28, patch_size=7)
+        ),
+        {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 32}}
+        | {"do_center_crop": True, "crop_size": {"height": 28, "width": 28}, "resample": 3},
+    ),
+    "convnext": (
+        lambda: transformers.ConvNextModel(transformers.ConvNextConfig(**MAPS)),
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 32}}
+        | {"crop_pct": 0.875, "resample": 3},
+    ),
+    "resnet": (
+        lambda: transformers.ResNetModel(
+            transformers.ResNetConfig(embedding_size=8, layer_type="basic", **MAPS)
+        ),
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 384}}
+        | {"crop_pct": 0.875, "resample": 3},
+    ),
+}
+
+
+def saved(folder: Path, kind: str, seed: int = 0) -> Path:
+    """Write an encoder with random weights, as ``save_pretrained`` does."""
+    torch.manual_seed(seed)
+    make, prepares = KINDS[kind]
+    made, path = make(), folder / f"{kind}-{seed}"
+    made.save_pretrained(path)
+    (path / "preprocessor_config.json").write_text(json.dumps(PIL | MEAN_STD | prepares))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    logs: Any = transformers.utils.logging
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+
+
+def images(count: int, *shape: int) -> Any:
+    return np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(32, 32), (50, 40), (20, 64), (28, 28)])
+def test_images_are_prepared_as_the_library_does_with_pil(
+    kind: str, shape: tuple[int, int], tmp_path: Path
+) -> None:
+    """To two levels of a byte, of which PIL's integers may round one in each of two passes."""
+    path = saved(tmp_path, kind)
+    prepare = Preparation.of(json.loads((path / "preprocessor_config.json").read_text()))
+    processors: Any = transformers.AutoImageProcessor
+    library = processors.from_pretrained(path, backend="pil")
+    (image,) = images(1, *shape, 3)
+    expected = library(images=Image.fromarray(image), return_tensors="pt")["pixel_values"]
+    found = prepare(torch.as_tensor(image).permute(2, 0, 1).unsqueeze(0).float() / 255)
+    assert found.shape == expected.shape
+    levels = (found - expected).abs() * torch.tensor(MEAN_STD["image_std"]).view(3, 1, 1) * 255
+    assert float(levels.max()) < 2.01
+    assert float(levels.mean()) < 0.3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, kind)
+    prepare, encoder = _loaded(str(path))
+    x = torch.as_tensor(images(5, 3, 32, 32)).float() / 255
+    with torch.no_grad():
+        plain = transformers.AutoModel.from_pretrained(path).eval()(pixel_values=prepare(x))
+        z = features_of(encoder, prepare(x))
+    maps = plain.last_hidden_state.dim() == 4
+    expected = plain.pooler_output.flatten(1) if maps else plain.last_hidden_state[:, 0]
+    assert torch.equal(z, expected)
+
+
+def recipe_of(path: Path | str, **sections: Any) -> dict[str, Any]:
+    return {
+        "data": {"normalize": "none"},
+        "model": {"name": f"transformers:{path}", "frozen": True},
+        "method": {"name": "analytic"},
+        "clients": {"num_clients": 3},
+        "partition": {"name": "iid"},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1},
+    } | sections
+
+
+def rows(colors: int = 3) -> Any:
+    x, y = torch.as_tensor(images(60, colors, 32, 32)), torch.arange(60) % 3
+    return x, y, x, y
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["analytic", "fedavg"])
+def test_a_run_over_an_encoder(kind: str, method: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, kind)
+    result: Any = fedgist.run(recipe_of(path, method={"name": method}), data=rows())
+    assert [*result.server_run.engine.host.features] == [f"{kind}-0"]
+    prepare, encoder = _loaded(str(path))
+    x, model = rows()[0], result.model(0)
+    run = result.server_run
+    (net,) = run.method.models(run.server, run.context("evaluate")).values()
+    weight, bias = net.head
+    with torch.no_grad():
+        expected = features_of(encoder, prepare(x.float() / 255)) @ weight.mT + bias
+        torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gray_images_have_three_equal_colors(tmp_path: Path) -> None:
+    path = saved(tmp_path, "vit")
+    gray = images(60, 1, 32, 32)
+    both = [torch.as_tensor(x) for x in (gray, np.repeat(gray, 3, 1))]
+    y = torch.arange(60) % 3
+    runs = [fedgist.run(recipe_of(path), data=(x, y, x, y)) for x in both]
+    lines = [{k: v for k, v in r.rounds[0].items() if "accuracy" in k} for r in runs]
+    assert lines[0] == lines[1]
+
+
+def without(name: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).unlink()
+
+
+def with_code(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config |= {"model_type": "strange", "auto_map": {"AutoModel": "own.Own"}}
+    config["auto_map"]["AutoConfig"] = "own.Config"
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "own.py").write_text("raise SystemExit('code was run')\n")
+
+
+def as_pickle(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    torch.save({}, path / "pytorch_model.bin")
+
+
+def of_kind(kind: str) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        file = path / "preprocessor_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"image_processor_type": kind}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without("config.json"), "cannot be read"),
+        (without("preprocessor_config.json"), "cannot be read"),
+        (without("model.safetensors"), "cannot be read"),
+        (as_pickle, "cannot be read"),
+        (with_code, "cannot be read"),
+        (of_kind("DetrImageProcessor"), "of the kind 'Detr'; known: ViT, DeiT, Bit"),
+    ],
+)
+def test_what_is_no_encoder_is_refused(change: Any, says: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, "vit")
+    change(path)
+    with pytest.raises(InputError, match=says):
+        fedgist.run(recipe_of(path), data=rows())
+
+
+def test_mistakes_in_a_recipe_are_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, "vit")
+    x = torch.randn(60, 5)
+    y = torch.arange(60) % 3
+    for recipe, data, says in (
+        (recipe_of(tmp_path / "nowhere"), rows(), "there is no folder"),
+        (recipe_of(path, data={}), rows(), "has its own normalization: use 'none'"),
+        (recipe_of(path), (x, y, x, y), "takes images of 1 or 3 colors"),
+    ):
+        with pytest.raises(InputError, match=says):
+            fedgist.run(recipe, data=data)
+
+
+def test_the_digest_is_of_weights_and_of_the_preparation(tmp_path: Path) -> None:
+    path = saved(tmp_path, "vit")
+    first = encoder_digest(str(path))
+    assert encoder_digest(str(shutil.copytree(path, tmp_path / "copy"))) == first
+    assert encoder_digest(str(saved(tmp_path, "vit", 1))) != first
+    other = shutil.copytree(path, tmp_path / "other")
+    file = other / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"resample": 3}))
+    assert encoder_digest(str(other)) != first
