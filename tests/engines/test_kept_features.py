@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fedgist
 from fedgist.core import random
 from fedgist.core.nets.net import Net
+from fedgist.data.sources.file_sizes import in_words
 from fedgist.engines import kept_features
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.kept_features import KeptFeatures, _cut
@@ -86,7 +87,8 @@ def test_memory_file_and_again_give_the_same_bits(
     traces = [trace(with_features(small, **way), ALONE, make_engine=engine) for way in ways]
     assert is_same(traces[0], traces[1])
     assert is_same(traces[0], traces[2])
-    assert list(tmp_path.rglob("values")), "the file is in the user's cache"
+    (file,) = {path.parent.parent for path in tmp_path.rglob("values")}
+    assert file.stat().st_mode & 0o077 == 0, "only its owner can read the user's cache of features"
 
 
 def test_a_later_run_reads_the_file_and_other_weights_do_not(
@@ -132,6 +134,18 @@ def test_rows_stay_rows_where_features_cannot_stand_for_them(
 ) -> None:
     options: dict[str, Any] = {"model": FROZEN, "given": {"public": None}} | about
     assert not kept_of(world(options.pop("method", "fedavg"), **options)), why
+
+
+def test_a_run_says_where_large_features_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = kept_of(with_features(frozen_world(), feature_memory=0))["mlp"]
+    rows, size = sum(bank.shape[0] for bank in kept.banks.values()), 62 * 5 * 4
+    assert rows == 62
+    assert kept.note.startswith(f"features of 62 rows by mlp ({in_words(size)}) are kept in ")
+    assert str(tmp_path) in kept.note
+    assert not kept_of(frozen_world())["mlp"].note
 
 
 def noted_run(recipe: dict[str, Any], data: Any) -> Any:

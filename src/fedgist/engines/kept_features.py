@@ -30,13 +30,14 @@ from torch import Tensor, nn
 from fedgist.core.method import Method, Net, Task
 from fedgist.core.nets.net import Architecture
 from fedgist.data.examples import Examples
-from fedgist.data.sources.file_sizes import usable_memory
+from fedgist.data.sources.file_sizes import in_words, usable_memory
 from fedgist.engines.engine import Split
 from fedgist.engines.population import Features, HostSettings, Population
 from fedgist.errors import DataError
 from fedgist.training.client_store import shared
 from fedgist.training.inference import rows_at_once
 
+FOLDER = "features"  # in the user's cache
 AT_ONCE = 1 << 20  # numbers that are digested together
 MOST_ROWS = 64  # that are encoded together: an encoder may enlarge images a hundred times
 SHARE = 4  # of the usable memory, one part is for features
@@ -200,6 +201,22 @@ class KeptFeatures:
         self.banks = {
             id(pieces.examples): _Bank(parts, pieces, features, in_file=in_file) for pieces in every
         }
+        self.in_file = in_file
+
+    @property
+    def note(self) -> str:
+        """Where features are that do not fit in memory; empty if they do."""
+        if not self.in_file:
+            return ""
+        banks = self.banks.values()
+        size = sum(4 * math.prod(bank.shape) for bank in banks)
+        rows, where = sum(bank.shape[0] for bank in banks), user_cache_path("fedgist") / FOLDER
+        kept = all(bank.kept for bank in banks)
+        done = f"are kept in {where}" if kept else "do not fit in the GPU's share of memory"
+        return (
+            f"features of {rows:,} rows by {self.arch.name} ({in_words(size)}) {done} "
+            "(engine.feature_memory)"
+        )
 
     def examples(self, split: Split, table: Tensor) -> Examples:
         """Return examples with the features of at least the rows in ``table`` (..., rows)."""
@@ -269,10 +286,11 @@ def _in_file(digest: str | None, shape: Sequence[int], pieces: int) -> tuple[Ten
     DataError
         If the cache cannot be written, or is full.
     """
-    folder = user_cache_path("fedgist") / "features"
+    folder = user_cache_path("fedgist") / FOLDER
     sizes = {"values": 4 * math.prod(shape), "present": max(1, pieces)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # features tell about rows
         with _named(folder, digest) as named_files:
             paths = {name: named_files / name for name in sizes}
             for name, size in sizes.items():

@@ -150,6 +150,9 @@ class SiteAgent:
             try_training(part)
         anew = self._begins_anew(invitation, state)
         site = self._site(invitation, part, store)
+        for kept in site.host.features.values():
+            if kept.note:
+                self.say(kept.note)
         if state is not None:
             site.restore(state)
         store.keep(site.state())  # so that the run is bound to this recipe from now on
