@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from PIL import Image
@@ -216,3 +217,83 @@ def test_the_digest_is_of_weights_and_of_the_preparation(tmp_path: Path) -> None
     file = other / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"resample": 3}))
     assert encoder_digest(str(other)) != first
+
+
+TEXTS = [
+    text.format(a, b)
+    for a in ("red", "green", "blue", "old")
+    for b in ("dog", "cat", "fox", "hen")
+    for text in ("the {} {} runs", "a {} {} and the hen sleep", "{} {}")
+]
+
+
+def saved_for_texts(folder: Path) -> Path:
+    """Write a small encoder of texts, with its tokenizer, as ``save_pretrained`` does."""
+    path = folder / "texts"
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=70, special_tokens=special, show_progress=False
+    )
+    made.train_from_iterator(TEXTS, trainer)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast: Any = transformers.PreTrainedTokenizerFast
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    fast(tokenizer_object=made, **names).save_pretrained(path)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        **SMALL, vocab_size=made.get_vocab_size(), intermediate_size=32, max_position_embeddings=16
+    )
+    transformers.BertModel(config).save_pretrained(path)
+    return path
+
+
+def text_recipe(path: Path, **words: Any) -> dict[str, Any]:
+    table = path.parent / "texts.csv"
+    labels = ["run" if "runs" in text else "rest" for text in TEXTS]
+    lines = [f"{text},{label}" for text, label in zip(TEXTS, labels, strict=True)]
+    table.write_text("\n".join(["text,label", *lines]) + "\n")
+    data: dict[str, Any] = {
+        "name": "text_file",
+        "file": str(table),
+        "text": "text",
+        "label": "label",
+    }
+    data |= {"test_fraction": 0.3, "words": {"tokenizer": f"transformers:{path}"} | words}
+    return recipe_of(path, data=data, objective={"name": "text_classes"})
+
+
+def test_texts_have_the_librarys_tokens_and_the_mean_of_their_features(tmp_path: Path) -> None:
+    path = saved_for_texts(tmp_path)
+    result: Any = fedgist.run(text_recipe(path))
+    data, model = result.world.data, result.model(0)
+    auto: Any = transformers.AutoTokenizer
+    tokenizer = auto.from_pretrained(path)
+    encoder = transformers.AutoModel.from_pretrained(path).eval()
+    run = result.server_run
+    (net,) = run.method.models(run.server, run.context("evaluate")).values()
+    weight, bias = net.head
+    whole = {tokenizer.decode(tokenizer(text)["input_ids"]) for text in TEXTS}
+    for row in data.x[:6]:
+        ids = [number - 4 for number in row.tolist() if number >= 4]
+        assert tokenizer.decode(ids) in whole
+        with torch.no_grad():
+            hidden = encoder(input_ids=torch.tensor([ids])).last_hidden_state
+            expected = hidden.mean(1) @ weight.mT + bias
+            found = model(row.unsqueeze(0))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mistakes_with_texts_are_named(tmp_path: Path) -> None:
+    path = saved_for_texts(tmp_path)
+    for words, says in (
+        ({"tokenizer": "words"}, "state data.words.tokenizer = 'transformers:"),
+        ({"length": 40}, "reads 16 tokens at most: state data.words.length = 17 or less"),
+        ({"file": "words.txt"}, "the tokenizer of an encoder has its own words"),
+        ({"tokenizer": f"transformers:{tmp_path}/nowhere"}, "cannot be read"),
+    ):
+        with pytest.raises(InputError, match=says):
+            fedgist.run(text_recipe(path, **words))

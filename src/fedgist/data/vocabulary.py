@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections import Counter
@@ -16,11 +17,17 @@ from fedgist.core.objectives.next_word import SPECIAL, UNKNOWN
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # extras
     import tokenizers
+    import transformers
 
-Tokenizer = Literal["words", "wordpiece"]
+#: ``words``, ``wordpiece``, or that of a pretrained encoder, ``transformers:FOLDER``.
+Tokenizer = str
+PRETRAINED = "transformers:"
 
+NEED_TRANSFORMERS = (
+    "tokenizer = 'transformers:...' needs transformers: pip install 'fedgist[encoders]'"
+)
 NEED_TOKENIZERS = "tokenizer = 'wordpiece' needs tokenizers: pip install 'fedgist[text]'"
 Rule = Literal[1, 2]  # the rule that splits texts into words
 _WORD_1 = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
@@ -83,6 +90,10 @@ class Vocabulary:
 
     def encode(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the word numbers of each text; a text without words has none."""
+        if self.tokenizer.startswith(PRETRAINED):
+            own, few = pretrained_tokenizer(self.tokenizer), list(texts)
+            numbers: list[list[int]] = own(few, verbose=False)["input_ids"] if few else []
+            return [[len(SPECIAL) + number for number in text] for text in numbers]
         if self.tokenizer == "wordpiece":
             made = _word_piece({word: number for number, word in enumerate(self.words)})
             split = [words_of(text, self.rule) for text in texts]
@@ -122,6 +133,35 @@ def vocabulary_of(
     )
     numbers = made.get_vocab()
     return Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), tokenizer, rule)
+
+
+@functools.lru_cache(maxsize=2)
+def pretrained_tokenizer(name: str) -> transformers.PreTrainedTokenizerBase:
+    """Return the tokenizer of an encoder, ``transformers:FOLDER``.
+
+    Raises
+    ------
+    DataError
+        If there is none, or it has code of its own.
+    """
+    library = need("transformers", NEED_TRANSFORMERS)
+    place = name.removeprefix(PRETRAINED)
+    local = Path(place).expanduser()
+    try:
+        made: transformers.PreTrainedTokenizerBase = library.AutoTokenizer.from_pretrained(
+            str(local) if local.is_dir() else place, trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        first = " ".join(str(error).split())
+        raise DataError(f"data.words.tokenizer = {name!r} cannot be read: {first:.300}") from error
+    return made
+
+
+def pretrained_vocabulary(name: str) -> Vocabulary:
+    """Return the vocabulary of an encoder's tokenizer, in the order of its own numbers."""
+    numbers: dict[str, int] = pretrained_tokenizer(name).get_vocab()
+    words = sorted(numbers, key=numbers.__getitem__)
+    return Vocabulary((*SPECIAL, *words), name)
 
 
 def read_vocabulary(path: Path, tokenizer: Tokenizer, rule: Rule = 2) -> Vocabulary:

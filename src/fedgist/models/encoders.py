@@ -1,8 +1,9 @@
-"""Pretrained image encoders of the library transformers, with their own resizing and normalization.
+"""Pretrained encoders of images and texts of the library transformers, with their own preparation.
 
 ``model.name = "transformers:FOLDER"`` reads a folder that ``save_pretrained`` wrote, or names a
 repository of the Hugging Face hub. Weights are read from safetensors alone, and code of a
-repository is never run. Inputs are images from 0 to 1 (``data.normalize = "none"``).
+repository is never run. Images are from 0 to 1 (``data.normalize = "none"``). Texts are split by
+the tokenizer of the same folder (``data.words.tokenizer``).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedgist.core.objectives.next_word import SPECIAL
 from fedgist.models import PREFIX
 
 NEED = "model.name = 'transformers:...' needs transformers: pip install 'fedgist[encoders]'"
@@ -49,7 +51,7 @@ class Preparation:
     std: tuple[float, ...]
 
     @staticmethod
-    def of(config: Mapping[str, Any]) -> Preparation:
+    def of(config: Mapping[str, object]) -> Preparation:
         """Return the preparation of a ``preprocessor_config.json``.
 
         Raises
@@ -62,7 +64,7 @@ class Preparation:
             kind = kind.removesuffix(ending)
         if kind not in KINDS:
             raise ValueError(f"{CONFIG} is of the kind {kind!r}; known: {', '.join(KINDS)}")
-        resample = int(config.get("resample", 3))
+        resample = int(_number(config, "resample", 3))
         if resample not in RESAMPLE:
             raise ValueError(f"{CONFIG}: resample = {resample}; known: {sorted(RESAMPLE)}")
         size, crop = _size(config.get("size")), _size(config.get("crop_size"))
@@ -71,12 +73,12 @@ class Preparation:
         if not config.get("do_center_crop", kind in {"Bit", "CLIP"}):
             crop = None
         if kind == "ConvNext" and isinstance(size, int):
-            size, crop = _of_convnext(size, float(config.get("crop_pct") or 224 / 256))
-        mean, std = config.get("image_mean"), config.get("image_std")
-        if not config.get("do_normalize", True) or mean is None or std is None:
+            size, crop = _of_convnext(size, _number(config, "crop_pct", 224 / 256))
+        mean, std = _colors(config, "image_mean", 0.0), _colors(config, "image_std", 1.0)
+        if not config.get("do_normalize", True):
             mean, std = (0.0,) * COLORS, (1.0,) * COLORS
         square = (crop, crop) if isinstance(crop, int) else crop
-        return Preparation(size, resample, square, tuple(mean), tuple(std))
+        return Preparation(size, resample, square, mean, std)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return images (batch, 3, height, width) for the encoder, of images from 0 to 1.
@@ -98,6 +100,19 @@ class Preparation:
             x = _cropped(x, self.crop)
         mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device) for v in (self.mean, self.std))
         return (x - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+
+
+def _number(config: Mapping[str, object], key: str, default: float) -> float:
+    value = config.get(key)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _colors(config: Mapping[str, object], key: str, default: float) -> tuple[float, ...]:
+    """Return a number for each color, as a configuration states them."""
+    value = config.get(key)
+    if not isinstance(value, list | tuple) or len(value) != COLORS:
+        return (default,) * COLORS
+    return tuple(float(number) for number in value)
 
 
 def _size(value: object) -> tuple[int, int] | int | None:
@@ -164,20 +179,62 @@ def features_of(encoder: nn.Module, x: Tensor) -> Tensor:
     return hidden[:, 0]
 
 
-def image_encoder(name: str) -> Callable[..., nn.Module]:
-    """Return the factory of models with this encoder, by folder or by name on the hub."""
+class TextEncoder(nn.Module):
+    """An encoder of texts, whose features are the mean over tokens, and a linear head on them."""
 
-    def factory(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-        if len(input_shape) != PLACES or input_shape[0] not in {1, COLORS}:
-            raise ValueError(
-                f"{PREFIX}{name} takes images of 1 or 3 colors, not inputs of {list(input_shape)}"
-            )
-        prepare, encoder = _loaded(name)
-        with torch.no_grad():
-            width = features_of(encoder, prepare(torch.zeros(1, *input_shape))).shape[1]
-        return ImageEncoder(prepare, copy.deepcopy(encoder), width, num_classes)
+    def __init__(self, encoder: nn.Module, width: int, outputs: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (batch, outputs) of token numbers (batch, length), after a begin token."""
+        numbers = x[:, 1:] - len(SPECIAL)
+        there = numbers >= 0
+        given = {"input_ids": numbers.clamp(min=0), "attention_mask": there.long()}
+        hidden: Tensor = self.encoder(**given, return_dict=True).last_hidden_state
+        total = (hidden * there.unsqueeze(-1)).sum(1)
+        out: Tensor = self.head(total / there.sum(1, keepdim=True).clamp(min=1))
+        return out
+
+
+def encoder_of(name: str) -> Callable[..., nn.Module]:
+    """Return the factory of models with an encoder, by folder or by name on the hub."""
+
+    def factory(input_shape: Sequence[int], num_classes: int, *, words: int = 0) -> nn.Module:
+        if words:
+            return _of_texts(name, input_shape[0], num_classes, words)
+        return _of_images(name, input_shape, num_classes)
 
     return factory
+
+
+def _of_texts(name: str, length: int, outputs: int, words: int) -> nn.Module:
+    encoder, tokens = _loaded_for_texts(name)
+    if words != len(SPECIAL) + tokens:
+        raise ValueError(
+            f"{PREFIX}{name} has {tokens} tokens, and the texts have {words - len(SPECIAL)} words: "
+            f"state data.words.tokenizer = '{PREFIX}{name}'"
+        )
+    width: int = attrgetter("config.hidden_size")(encoder)
+    most = getattr(encoder.config, "max_position_embeddings", None)
+    if isinstance(most, int) and length - 1 > most:
+        raise ValueError(
+            f"{PREFIX}{name} reads {most} tokens at most: state data.words.length = {most + 1} or "
+            "less"
+        )
+    return TextEncoder(copy.deepcopy(encoder), width, outputs)
+
+
+def _of_images(name: str, input_shape: Sequence[int], outputs: int) -> nn.Module:
+    if len(input_shape) != PLACES or input_shape[0] not in {1, COLORS}:
+        raise ValueError(
+            f"{PREFIX}{name} takes images of 1 or 3 colors, not inputs of {list(input_shape)}"
+        )
+    prepare, encoder = _loaded(name)
+    with torch.no_grad():
+        width = features_of(encoder, prepare(torch.zeros(1, *input_shape))).shape[1]
+    return ImageEncoder(prepare, copy.deepcopy(encoder), width, outputs)
 
 
 def encoder_digest(name: str) -> str:
@@ -192,29 +249,46 @@ def encoder_digest(name: str) -> str:
 
 @functools.lru_cache(maxsize=2)
 def _loaded(name: str) -> tuple[Preparation, nn.Module]:
-    """Return an encoder and its preparation; the weights are read once in a process.
+    """Return an encoder of images and its preparation; they are read once in a process.
 
     Raises
     ------
     ValueError
         If there is no such encoder, or it has code of its own, or no weights as safetensors.
     """
-    library = _transformers()
-    local = Path(name).expanduser()
-    place = str(local) if local.is_dir() else name
+    with _reading(name) as (library, place):
+        file = importlib.import_module("transformers.utils").cached_file(place, CONFIG)
+        prepare = Preparation.of(json.loads(Path(file).read_text(encoding="utf-8")))
+        return prepare, _weights(library, place)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded_for_texts(name: str) -> tuple[nn.Module, int]:
+    """Return an encoder of texts, and the number of its tokenizer's tokens."""
+    with _reading(name) as (library, place):
+        tokens = len(library.AutoTokenizer.from_pretrained(place, trust_remote_code=False))
+        return _weights(library, place), tokens
+
+
+def _weights(library: ModuleType, place: str) -> nn.Module:
+    encoder: nn.Module = library.AutoModel.from_pretrained(
+        place, use_safetensors=True, trust_remote_code=False, dtype=torch.float32
+    )
+    return encoder.eval()
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[tuple[ModuleType, str]]:
+    """Give the library and a folder or a repository; an error in this context is one line."""
+    library, local = _transformers(), Path(name).expanduser()
     if not local.is_dir() and (local.is_absolute() or name.startswith((".", "~"))):
         raise ValueError(f"there is no folder {name}")
     try:
         with _quiet(library), torch.device("cpu"):
-            file = importlib.import_module("transformers.utils").cached_file(place, CONFIG)
-            prepare = Preparation.of(json.loads(Path(file).read_text(encoding="utf-8")))
-            encoder = library.AutoModel.from_pretrained(
-                place, use_safetensors=True, trust_remote_code=False, dtype=torch.float32
-            )
+            yield library, str(local) if local.is_dir() else name
     except (OSError, ValueError, ImportError) as error:
         first = " ".join(str(error).split())
         raise ValueError(f"{PREFIX}{name} cannot be read: {first[:300]}") from error
-    return prepare, encoder.eval()
 
 
 def _transformers() -> ModuleType:

@@ -80,8 +80,12 @@ class WordsSection(BaseModel):
 
     Rule 1 cuts words at the marks of Hindi, Tamil and other scripts.
     """
-    tokenizer: Literal["words", "wordpiece"] = "words"
-    """How a text is split: into whole words, or into pieces of words (WordPiece)."""
+    tokenizer: Annotated[str, Field(pattern="^(words|wordpiece|transformers:.+)$")] = "words"
+    """How a text is split: into whole words (``words``), or into pieces of words (``wordpiece``).
+
+    ``transformers:FOLDER`` is the tokenizer of a pretrained encoder, in a folder or by its name on
+    the Hugging Face hub, with its own vocabulary.
+    """
     size: PositiveInt = 10_000
     """Vocabulary size: the most frequent tokens of all training texts are kept."""
     file: str | None = None

@@ -13,7 +13,7 @@ from fedgist.core.bounds import NonNegativeInt, PositiveInt
 from fedgist.core.tree import SEPARATOR
 from fedgist.errors import RecipeError, shown
 from fedgist.models import MODELS, PREFIX
-from fedgist.models.encoders import image_encoder
+from fedgist.models.encoders import encoder_of
 from fedgist.options import check_options, checked, options_of
 from fedgist.recipe.own_code import load_own
 from fedgist.recipe.schema import ModelSection, check_named
@@ -27,7 +27,7 @@ StatedClients = Annotated[tuple[NonNegativeInt | str, ...], Field(min_length=1)]
 def model_factory(name: str) -> Factory:
     """Return the function that makes the model called ``name``."""
     if name.startswith(PREFIX):
-        return image_encoder(name.removeprefix(PREFIX))
+        return encoder_of(name.removeprefix(PREFIX))
     factory: Factory = load_own("model.name", name) if ":" in name else MODELS[name]
     if not callable(factory):
         raise RecipeError(f"model.name = {shown(name)} is not a function that makes a model")

@@ -156,7 +156,8 @@ def _models(
 def _check_encoders(recipe: Recipe) -> None:
     """Raise RecipeError if images would be normalized twice."""
     encoders = [name for name in models_named(recipe) if name.startswith(PREFIX)]
-    if encoders and recipe.data.normalize != "none":
+    images = recipe.data.words is None  # words are not normalized
+    if encoders and images and recipe.data.normalize != "none":
         raise RecipeError(
             f"data.normalize = {recipe.data.normalize!r}: model {encoders[0]} has its own "
             "normalization: use 'none'"

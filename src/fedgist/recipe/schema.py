@@ -124,8 +124,8 @@ class ModelSection(OpenSection):
     name: Annotated[str, registered_name(MODELS, "model", "factory")] = "mlp"
     """The clients' model: a name, or your own ``package.module:factory``.
 
-    ``transformers:FOLDER`` is a pretrained image encoder, in a folder or by its name on the Hugging
-    Face hub. The options of the model are written beside it.
+    ``transformers:FOLDER`` is a pretrained encoder of images or texts, in a folder or by its name
+    on the Hugging Face hub. The options of the model are written beside it.
     """
     head: str | None = None
     """Name of the linear layer that is the head. The default is the last linear layer."""

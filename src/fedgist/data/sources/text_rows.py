@@ -19,9 +19,11 @@ from fedgist.data.sources.locations import existing
 from fedgist.data.sources.splits import codes, in_order, last_of_each
 from fedgist.data.sources.text_labels import label_names, label_numbers
 from fedgist.data.vocabulary import (
+    PRETRAINED,
     Rule,
     Tokenizer,
     Vocabulary,
+    pretrained_vocabulary,
     read_vocabulary,
     vocabulary_of,
     words_of,
@@ -51,14 +53,20 @@ class Reading:
 
     def measured(self, target: Target) -> frozenset[str]:
         """Parts computed from the training texts: vocabulary and length, unless they are given."""
-        is_stated = self.known is not None or self.file is not None
+        is_stated = self.known is not None or self.file is not None or self._is_pretrained
         by_texts = self.length is None and target != "words"
         return frozenset(
             {*(() if is_stated else ("vocabulary",)), *(("length of texts",) if by_texts else ())}
         )
 
+    @property
+    def _is_pretrained(self) -> bool:
+        return self.tokenizer.startswith(PRETRAINED)
+
     def check(self) -> None:
-        """Raise DataError if the length is below 1."""
+        """Raise DataError if the length is below 1, or there are two vocabularies."""
+        if self._is_pretrained and self.file is not None:
+            raise DataError("data.words.file: the tokenizer of an encoder has its own words")
         if self.length is not None and self.length < 1:
             raise DataError(f"data.words.length must be at least 1, not {self.length}")
 
@@ -66,6 +74,8 @@ class Reading:
         """Return the vocabulary: the given one, or that of the training texts."""
         if self.known is not None:
             return self.known
+        if self._is_pretrained:
+            return pretrained_vocabulary(self.tokenizer)
         if self.file is not None:
             return read_vocabulary(existing(self.file), self.tokenizer, self.rule)
         return vocabulary_of(texts, self.size, self.tokenizer, self.rule)
