@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from fedgist.methods.common.moment_heads import (
 )
 from fedgist.methods.common.moment_steps import whole_head
 from fedgist.methods.common.triangles import symmetric, triangle
+from fedgist.runs.files import checkpoint
+from fedgist.runs.forgetting import forget
 from small_tasks import labels, numbers, recipe_of
 
 CLASSES, WIDTH, ROWS = 4, 6, 300
@@ -73,6 +76,7 @@ def moments_of(x: Any, y: Any, *, by_class: bool = False) -> Moments:
 def run(rows: Any, count: int = 5, **sections: Any) -> Any:
     """Train and test on all rows, divided over ``count`` clients."""
     method = {"name": "analytic", "wire": "float64", **sections.pop("method", {})}
+    aside = {key: sections.pop(key) for key in ("out", "resume", "rounds") if key in sections}
     recipe = {
         "data": {"normalize": "none"} | sections.pop("data", {}),
         "model": LINEAR,
@@ -82,7 +86,17 @@ def run(rows: Any, count: int = 5, **sections: Any) -> Any:
         "train": {"num_rounds": 1},
         "engine": {"workers": 1, "cohort_size": min(count, 7)},
     }
-    return fedgist.run(recipe | sections, data=(*rows, *rows))
+    if isinstance(rows, Path):
+        recipe["data"] |= {"name": "npz", "path": str(rows)}
+        return fedgist.run(recipe | sections, **aside)
+    return fedgist.run(recipe | sections, data=(*rows, *rows), **aside)
+
+
+def written(folder: Path, rows: Any) -> Path:
+    """Write rows into a file, from which another process could read them again."""
+    x, y = rows
+    np.savez(folder / "rows.npz", x=x, y=y, x_test=x, y_test=y)
+    return folder / "rows.npz"
 
 
 def eta_of(result: Any) -> Any:
@@ -209,7 +223,7 @@ def test_a_client_sends_once_and_late_ones_are_added() -> None:
     train = {"num_rounds": 12, "fraction_train": 0.4}
     result = run(rows, 8, train=train, method={"refine": False})
     asked = [line["clients/asked"] for line in result.rounds]
-    assert sum(asked) == 8 == int(result.server_run.server.heard.sum())
+    assert sum(asked) == 8 == int((result.server_run.server.heard > 0).sum())
     assert asked[0] == 3
     np.testing.assert_allclose(eta_of(result), whole, rtol=1e-6, atol=1e-9)
     once = CLASSES * (WIDTH + 1) + WIDTH * (WIDTH + 1) // 2
@@ -239,9 +253,64 @@ def test_means_forget_a_client_exactly() -> None:
     head, _ = from_means(each.double(), None)
     found = without.known["logistic"].head.eta[:, 1:]
     np.testing.assert_allclose(found, SCALES["means"] * head.weight, rtol=1e-5, atol=1e-7)
-    whole = run(rows).server_run
-    with pytest.raises(MethodError, match="keeps a total"):
-        whole.method.forget(whole.server, 0, ctx)
+
+
+@pytest.mark.parametrize("about", [{}, {"head": "qda"}, {"expand": 5}, {"wire": "int8"}])
+def test_a_client_is_taken_out_of_the_totals(about: dict[str, Any], tmp_path: Path) -> None:
+    """The head is that of the others, who go on alone; exactly, but for codes of 8 bits."""
+    rows, folder = plain(19, 300), tmp_path / "run"
+    train = {"num_rounds": 2, "fraction_train": 0.6}
+    given = {"method": {"refine": False, "penalty": 2.0} | about, "train": train}
+    file = written(tmp_path, rows)
+    result = run(file, 6, out=folder, **given)
+    heard = result.server_run.server.heard.tolist()
+    gone = next(client for client, number in enumerate(heard) if number > 0)
+    assert forget(folder, gone) == gone
+    partition = result.world.partition.train
+    others = [c for c, number in enumerate(heard) if number > 0 and c != gone]
+    kept = torch.cat([partition[client] for client in others]).numpy()
+    after = run(file, 6, out=folder, resume=True, rounds=3, **given)
+    known = after.server_run.server.heard.tolist()
+    assert known[gone] == -1.0
+    late = [c for c, number in enumerate(known) if number == 3]
+    kept = np.concatenate([kept, *(partition[c].numpy() for c in late)])
+    if about == {}:
+        x, y = rows
+        deviation = x[kept].astype(float).std(0)
+        expected = whitened(moments_of(x[kept] / deviation, y[kept]), torch.tensor(2.0).double())
+        found = eta_of(after)[:, 1:] * deviation / SCALES["whitened"]
+        np.testing.assert_allclose(found, expected.weight.numpy(), rtol=1e-5, atol=1e-6)
+    sums = known_of(after).sums
+    counts = np.bincount(rows[1][kept], minlength=CLASSES)
+    np.testing.assert_allclose(sums.counted[:, 0], counts, atol=1e-9)
+    limit = 2.0 if about == {"wire": "int8"} else 1e-8
+    np.testing.assert_allclose(
+        sums.counted[:, 1 : WIDTH + 1].sum(0), rows[0][kept].astype(float).sum(0), atol=limit
+    )
+
+
+def test_what_noise_hid_is_taken_out_with_its_noise(tmp_path: Path) -> None:
+    """Noise of the seed is drawn again; that of the system cannot be."""
+    rows = plain(20, 300)
+    for noise in ("seed", "system"):
+        folder, privacy = tmp_path / noise, PRIVATE | {"where": "local", "noise": noise}
+        with pytest.warns(UserWarning, match=r"\w"):
+            result = run(written(tmp_path, rows), 4, out=folder, privacy=privacy)
+        before = known_of(result)
+        if noise == "system":
+            with pytest.raises(
+                MethodError, match="cannot be had again: its noise was the system's"
+            ):
+                forget(folder, 1)
+            continue
+        forget(folder, 1)
+        saved = checkpoint.load(folder)
+        assert saved is not None
+        assert float(saved.server["known/logistic/noises"]) == 3 == float(before.noises) - 1
+        others = torch.cat([result.world.partition.train[c] for c in (0, 2, 3)])
+        noisy = saved.server["known/logistic/sums/counted"][:, 0].sum()
+        deviation = result.world.server.task.privacy.deviation * 64 / 20 * (3 * CLASSES) ** 0.5
+        assert abs(float(noisy) - len(others)) < 5 * deviation
 
 
 @pytest.mark.parametrize("head", ["whitened", "lda", "ridge", "qda"])

@@ -180,7 +180,8 @@ def forget(
     """Delete what a stopped run's server stores about one client, before the run is resumed.
 
     The servers of relaying methods (repshare, fd) store each client's latest message. Models that
-    other clients trained with that message do not change.
+    other clients trained with that message do not change. With analytic, a simulated client sends
+    its sums again, and they are taken out of the totals.
 
     Examples
     --------

@@ -73,6 +73,8 @@ orders         server  no    -           stage's   once a stage          a subse
 download       server  no    -           stage's   order and evaluation  a message
 server_update  server  no    -           stage's   once a stage          the next server state
 forget         server  no    -           -         on request            the state without a client
+sent_in        server  no    -           -         on request            a stage, or None
+without        server  no    -           stage's   on request            the state without a message
 models         server  no    -           stage's   at evaluation         nets by name
 report         server  no    -           stage's   once a round          numbers by name
 init_client    client  no    -           client's  once a client         own
@@ -290,6 +292,17 @@ class Method:
 
     def forget(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Return the server's state without the data of one client: by default unchanged."""
+        return server
+
+    def sent_in(self, server: Tree, client: int) -> tuple[int, str] | None:
+        """Return the round and the stage in which a client sent its part of a total, if it did.
+
+        To be forgotten, the client then sends the same message again, for :meth:`without`.
+        """
+        return None
+
+    def without(self, server: Tree, reply: Reply, ctx: Context) -> Tree:
+        """Return the server's state without a message that is a part of its totals."""
         return server
 
     def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:

@@ -19,7 +19,18 @@ from torch import Tensor
 
 from fedgist.core.bounds import NonNegative, NonNegativeInt
 from fedgist.core.message import Nothing, message
-from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
+from fedgist.core.method import (
+    Batch,
+    Context,
+    Method,
+    Net,
+    Order,
+    Part,
+    Phase,
+    Replies,
+    Reply,
+    Task,
+)
 from fedgist.core.nets.net import Architecture
 from fedgist.core.objectives.target import Target
 from fedgist.core.privacy import Privacy, counted, of_records
@@ -50,10 +61,13 @@ from fedgist.methods.common.moment_steps import (
     Head,
     Known,
     Losses,
+    Own,
+    OwnCounts,
     begun,
     calibrated,
     factors,
     loss_of,
+    own_prior,
     refined,
     rows_behind,
     whole_head,
@@ -104,21 +118,13 @@ Down: TypeAlias = LinearHead | Head | Key | Nothing
 
 @tree
 class Server:
-    """Server state: what is known by architecture, and whose sums it is, (clients,) of 0 or 1."""
+    """Server state: what is known by architecture, and when each client was ``heard``, (clients,).
+
+    That is the round of its sums; 0 before, and -1 after it was forgotten.
+    """
 
     known: dict[str, Known]
     heard: Tensor
-
-
-@tree
-class OwnCounts:
-    """A client's own counts (K,), and its number of rows (): they stay at the client."""
-
-    counts: Tensor
-    rows: Tensor
-
-
-Own: TypeAlias = OwnCounts | Nothing
 
 
 @dataclass(frozen=True)
@@ -352,7 +358,8 @@ class Analytic(Method):
         return [
             order
             for order in selected
-            if bool(heard[order.client]) == there and order.architecture not in few
+            if (heard[order.client] > 0 if there else heard[order.client] == 0)
+            and order.architecture not in few
         ]
 
     def _has_few(self, known: Known, ctx: Context) -> bool:
@@ -383,7 +390,7 @@ class Analytic(Method):
     def receive(self, net: Net, own: Own, down: Down, ctx: Context) -> tuple[Net, Own]:
         """Return the net with the head installed, if it can hold it."""
         if isinstance(down, LinearHead):
-            net = net.with_head(down.weight, down.bias + _own_prior(own, ctx.task))
+            net = net.with_head(down.weight, down.bias + own_prior(own, ctx.task))
         return net, own
 
     def summarize(self, net: Net, batch: Batch, own: Own, down: Down, ctx: Context) -> Tree:
@@ -401,7 +408,7 @@ class Analytic(Method):
         weight = weights_of(batch, z)
         rows = weight.sum().view(1)
         if ctx.stage == CALIBRATE:
-            scores, prior = self._scores(z, down), down.prior + _own_prior(own, task)
+            scores, prior = self._scores(z, down), down.prior + own_prior(own, task)
             losses = [loss_of(s * scores + prior, batch, task, weight) for s in factors()]
             return Losses(torch.stack(losses), rows)
         logits = self._scores(z, down)
@@ -435,7 +442,9 @@ class Analytic(Method):
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Return the heads of all sums so far, or calibrated or refined ones."""
         known, at = dict(server.known), torch.tensor(replies.clients, device=server.heard.device)
-        heard = server.heard.index_fill(0, at, 1.0)
+        heard = server.heard
+        if ctx.stage == EXCHANGE:
+            heard = heard.index_fill(0, at, float(ctx.round))
         for name in replies.architectures:
             of = replies.by(name)
             if ctx.stage == CALIBRATE:
@@ -466,23 +475,31 @@ class Analytic(Method):
         return begun(replace(before, head=head, newest=newest))
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
-        """Return the heads without a client, if the server has its class means apart.
-
-        Raises
-        ------
-        MethodError
-            If the server keeps a total only.
-        """
-        known, at = dict(server.known), torch.tensor([client], device=server.heard.device)
-        heard = server.heard.index_fill(0, at, 0.0)
+        """Return the heads without a client, if the server has its class means apart."""
+        known = dict(server.known)
         for name, before in server.known.items():
-            if before.newest is None:
-                raise MethodError(
-                    f"the server keeps a total, from which the sums of client {client} cannot be "
-                    "taken"
-                )
-            known[name] = self._of_means(before, before.newest.without(client), ctx.task)
-        return Server(known, heard)
+            if before.newest is not None:
+                known[name] = self._of_means(before, before.newest.without(client), ctx.task)
+        return Server(known, _gone(server.heard, client))
+
+    def sent_in(self, server: Server, client: int) -> tuple[int, str] | None:
+        """Return the round in which a client sent the sums that are in a total."""
+        number = int(server.heard[client])
+        apart = self.head == "means"
+        return None if apart or number <= 0 else (number, EXCHANGE)
+
+    def without(self, server: Server, reply: Reply, ctx: Context) -> Server:
+        """Return the heads without a client's sums, which it sent again."""
+        known, order, task = dict(server.known), reply.order, ctx.task
+        before = known[order.architecture]
+        own = received(reply.message, private=of_records(task.privacy))
+        assert before.sums is not None
+        sums = map_leaves(torch.sub, before.sums, own)
+        local = task.privacy is not None and task.privacy.where == "local"
+        now = replace(before, sums=sums, noises=before.noises - (1 if local else 0))
+        start = task.starts[order.architecture]
+        known[order.architecture] = begun(replace(now, head=self._solved(now, start, task)))
+        return Server(known, _gone(server.heard, order.client))
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the model of each architecture, if a net can hold its head."""
@@ -497,7 +514,7 @@ class Analytic(Method):
         if not isinstance(down, Head):
             return net(x)
         z = self._features(net.features(x), down, ctx.task)
-        return (self._scores(z, down) + down.prior + _own_prior(own, ctx.task)).to(torch.float32)
+        return (self._scores(z, down) + down.prior + own_prior(own, ctx.task)).to(torch.float32)
 
     def _scores(self, z: Tensor, head: Head) -> Tensor:
         """Return the scores of features (batch, m) without the prior, (batch, K)."""
@@ -562,15 +579,11 @@ class Analytic(Method):
         return replace(before, eta=_eta(scale * weight, bias), prior=prior.float())
 
 
+def _gone(heard: Tensor, client: int) -> Tensor:
+    """Return whom the server has heard, without a client that is never asked again."""
+    return heard.index_fill(0, torch.tensor([client], device=heard.device), -1.0)
+
+
 def _eta(weight: Tensor, bias: Tensor) -> Tensor:
     """Return weights (K, m) and biases (K,) as one matrix in single precision."""
     return torch.cat([bias.unsqueeze(1), weight], dim=1).float()
-
-
-def _own_prior(own: Own, task: Task) -> Tensor | float:
-    """Return the logarithm of the client's own shares of classes, or odds of labels, (K,)."""
-    if isinstance(own, Nothing):
-        return 0.0
-    if task.objective.target == "labels":
-        return ((own.counts + 1) / (own.rows - own.counts + 1)).log()
-    return ((own.counts + 1) / (own.rows + task.num_classes)).log()

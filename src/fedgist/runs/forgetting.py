@@ -1,7 +1,8 @@
-"""Forgetting: a server that keeps messages of single clients drops those of one client."""
+"""Forgetting: a server drops what it keeps of one client, or takes it out of its totals."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,19 +35,23 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
         )
     with locked(folder):
         server_run, world = load_run(folder, given)
-        number = client_number(world.partition, client)
-        saved = checkpoints.load(folder)
-        if saved is None:
-            raise CheckpointError(f"{folder} has no checkpoint")
-        now, had = _without(server_run, saved, number)
-        best, best_had = saved.best, False
-        if best is not None:
-            best, best_had = _without(server_run, best, number)
-        if not (had or best_had):
-            raise MethodError(f"the server keeps nothing of client {client} that it could forget")
-        forgotten = (*saved.binding.forgotten, (saved.round, number))
-        binding = replace(saved.binding, forgotten=forgotten)
-        checkpoints.save(folder, replace(now, best=best, binding=binding))
+        with contextlib.closing(server_run.engine):
+            return _forget(server_run, folder, client_number(world.partition, client), client)
+
+
+def _forget(server_run: ServerRun, folder: Path, number: int, client: int | str) -> int:
+    saved = checkpoints.load(folder)
+    if saved is None:
+        raise CheckpointError(f"{folder} has no checkpoint")
+    now, had = _without(server_run, saved, number)
+    best, best_had = saved.best, False
+    if best is not None:
+        best, best_had = _without(server_run, best, number)
+    if not (had or best_had):
+        raise MethodError(f"the server keeps nothing of client {client} that it could forget")
+    forgotten = (*saved.binding.forgotten, (saved.round, number))
+    binding = replace(saved.binding, forgotten=forgotten)
+    checkpoints.save(folder, replace(now, best=best, binding=binding))
     return number
 
 

@@ -34,7 +34,7 @@ from fedgist.engines.method_check import broken, check_returned, check_state, ki
 from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_function_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.engines.sharding import merged
-from fedgist.errors import TooFewRepliesError
+from fedgist.errors import MethodError, TooFewRepliesError
 from fedgist.runs import divergence, evaluation, lost_models
 from fedgist.runs.files.checkpoint import Checkpoint
 from fedgist.runs.files.columns import EPSILON
@@ -390,10 +390,37 @@ class ServerRun:
             engine.restore(merged(parts.read(), self.side.clients))
 
     def forget(self, client: int) -> None:
-        """Drop the messages of one client that the server keeps."""
-        with watched(self.method, "forget", 0, *self._held):  # it is rare: in any round
-            state = self.method.forget(self.server, client, self.context(EVALUATE))
-        self.server = check_state(state, self.method, "forget")
+        """Drop the messages of one client that the server keeps, or that are in its totals.
+
+        Raises
+        ------
+        MethodError
+            If the client's message is in a total, and the client cannot send it again.
+        """
+        ctx, sent = self.context(EVALUATE), self.method.sent_in(self.server, client)
+        reply = None if sent is None else self._sent_again(client, *sent)
+        name = "forget" if reply is None else "without"
+        with watched(self.method, name, 0, *self._held):  # it is rare: in any round
+            if reply is None:
+                state = self.method.forget(self.server, client, ctx)
+            else:
+                state = self.method.without(self.server, reply, ctx)
+        self.server = check_state(state, self.method, name)
+
+    def _sent_again(self, client: int, number: int, stage: str) -> Reply:
+        """Return a message that a simulated client sent before: the same bits."""
+        privacy = self.side.task.privacy
+        local = privacy is not None and privacy.where == "local" and privacy.source == "system"
+        if not isinstance(self.engine, Simulation) or local:
+            why = "its noise was the system's" if local else "it is at its site"
+            raise MethodError(
+                f"the sums of client {client} are in a total, and cannot be had again: {why}"
+            )
+        order, ctx = self.orders_to_each(number)[client], self.context(stage, number)
+        answer = self.engine.ask(ctx, [order], [self.method.download(self.server, order, ctx)])
+        if not answer.subtotals:
+            raise MethodError(f"client {client} does not send its sums again: {answer.refused}")
+        return Reply(order, number, stage, answer.subtotals[0].message)
 
     def keep_this_round(self) -> None:
         """Store the current state as the state of the best round."""

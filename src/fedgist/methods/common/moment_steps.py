@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from fedgist.core.batch import Batch
 from fedgist.core.counts import COUNTS
-from fedgist.core.message import message
+from fedgist.core.message import Nothing, message
 from fedgist.core.task import Task
 from fedgist.core.tree import tree
 from fedgist.methods.common.latest_messages import LatestMessages
@@ -75,6 +76,26 @@ class Known:
     noises: Tensor
     sums: Statistics | None = None
     newest: LatestMessages | None = None
+
+
+@tree
+class OwnCounts:
+    """A client's own counts (K,), and its number of rows (): they stay at the client."""
+
+    counts: Tensor
+    rows: Tensor
+
+
+Own: TypeAlias = OwnCounts | Nothing
+
+
+def own_prior(own: Own, task: Task) -> Tensor | float:
+    """Return the logarithm of the client's own shares of classes, or odds of labels, (K,)."""
+    if isinstance(own, Nothing):
+        return 0.0
+    if task.objective.target == "labels":
+        return ((own.counts + 1) / (own.rows - own.counts + 1)).log()
+    return ((own.counts + 1) / (own.rows + task.num_classes)).log()
 
 
 def whole_head(head: Head) -> Tensor:
