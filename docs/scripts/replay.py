@@ -127,6 +127,8 @@ def _left_out(run: FinishedRun, archived: dict[int, float]) -> str:
         return "of an earlier version: to be done again"
     if run.public_noise is None and run.recipe.get("privacy", {}).get("unit", "none") != "none":
         return "its noise was drawn from the system"
+    if ":" in str(run.recipe.get("model", {}).get("name", "")):
+        return "its model is code beside its recipe"
     return "" if archived else "it records no losses of training"
 
 
