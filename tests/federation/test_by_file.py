@@ -145,7 +145,7 @@ def test_sites_have_their_own_copies_of_one_encoder(tmp_path: Path) -> None:
         fed.write_recipe(raw)
         for name in NAMES:
             fed.write_site(name, model={"name": "transformers:copy", "frozen": True})
-        assert f"facts.encoder = '{digest}'" in site(fed, "ulm", "--check")
+        assert f"encoder = '{digest}', feature_width = 16" in site(fed, "ulm", "--check")
         for name in NAMES:
             send(fed, name)
         serve(fed)
@@ -158,6 +158,14 @@ def test_sites_have_their_own_copies_of_one_encoder(tmp_path: Path) -> None:
         ):
             fed.write_site("berlin", model=model, state="state-anew")
             assert says in site(fed, "berlin", "--to-file", tmp_path / "b.fedgist", ok=False)
+        raw["facts"]["feature_width"] = 24
+        fed.write_recipe(raw)
+        fed.write_site(
+            "ulm", model={"name": "transformers:copy", "frozen": True}, state="state-wide"
+        )
+        said = site(fed, "ulm", "--to-file", tmp_path / "u.fedgist", ok=False)
+        assert "the features of the encoder are not facts.feature_width = 24 numbers" in said
+        raw["facts"]["feature_width"] = 16
         del raw["facts"]["encoder"]
         fed.write_recipe(raw)
         said = site(fed, "ulm", "--to-file", tmp_path / "u.fedgist", ok=False)

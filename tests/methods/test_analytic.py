@@ -623,3 +623,19 @@ def test_a_triangle_is_the_matrix(m: int, seed: int) -> None:
 def test_what_cannot_be_added_up_is_refused(sections: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         run(table(), **sections)
+
+
+def test_rounded_sums_of_collinear_features_are_borne() -> None:
+    """Rounding makes eigenvalues of what is nearly 0, and cross-validation must not fit them."""
+    rng = np.random.default_rng(21)
+    y = rng.choice(CLASSES, 1500)
+    few = rng.normal(size=(1500, 6)) + 2 * np.eye(CLASSES, 6)[y]
+    x = (few @ rng.normal(size=(6, 80)) + 0.02 * rng.normal(size=(1500, 80)) + 10).astype(
+        np.float32
+    )
+    accuracy = {
+        wire: run((x, y), 20, method={"wire": wire}).rounds[-1]["eval/client/accuracy_mean"]
+        for wire in ("float32", "float16", "int8")
+    }
+    assert accuracy["float16"] > accuracy["float32"] - 0.02
+    assert accuracy["int8"] > accuracy["float32"] - 0.1

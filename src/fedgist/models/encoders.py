@@ -237,6 +237,14 @@ def _of_images(name: str, input_shape: Sequence[int], outputs: int) -> nn.Module
     return ImageEncoder(prepare, copy.deepcopy(encoder), width, outputs)
 
 
+def encoder_width(name: str) -> int:
+    """Return the number of features of an encoder of images."""
+    prepare, encoder = _loaded(name)
+    with torch.no_grad():
+        width: int = features_of(encoder, prepare(torch.zeros(1, COLORS, 64, 64))).shape[1]
+    return width
+
+
 def encoder_digest(name: str) -> str:
     """Return the SHA-256 of an encoder's weights and of its preparation, in hexadecimal digits."""
     prepare, encoder = _loaded(name)

@@ -33,6 +33,10 @@ MAGIC = b"fedgist file 1\n"
 SUFFIX = ".fedgist"
 SIZE_BYTES, SIGNATURE_BYTES = 4, 2
 LONGEST_HEADER = 1 << 16
+_NAMES = {
+    "reply": "a site's reply (site --to-file)",
+    "models": "the sites' models (models.fedgist in the server's run directory)",
+}
 LENGTH_BYTES = 8  # before each of several envelopes
 
 
@@ -92,6 +96,9 @@ def read_signed(path: Path, kit: Kit, kind: str, most: int | None = None) -> Sig
     """
     try:
         return _checked(path, kit, kind, most)
+    except FileNotFoundError as error:
+        where = "the server's run directory has it" if kind == "models" else "a site writes it"
+        raise MessageError(f"there is no {path}: {where}") from error
     except (OSError, KitError, MessageError, FederationError) as error:
         raise MessageError(f"{path}: {first_line(error)}") from error
 
@@ -108,12 +115,14 @@ def _checked(path: Path, kit: Kit, kind: str, most: int | None) -> SignedFile:
         key = ".".join(map(str, first["loc"])) or "the whole"
         raise MessageError(f"its header cannot be read: {key}: {first['msg']}") from error
     if len(content) != header.size or digest(content) != header.content:
-        raise MessageError("its content is not what its header says: it was cut or changed")
+        raise MessageError(
+            "its content is not what its header says: it was cut or changed: send it again"
+        )
     check_versions(header.versions, Versions.own())
     if (header.kind, header.federation) != (kind, kit.federation):
         raise MessageError(
-            f"it is a file of {header.kind} of the federation {header.federation}; needed: {kind} "
-            f"of {kit.federation}"
+            f"it holds {_NAMES[header.kind]} of the federation {header.federation}, and needed are "
+            f"{_NAMES[kind]} of {kit.federation}"
         )
     identity = _signer(header, kit)
     if not is_signed(header.certificate.encode(), MAGIC + head, signature):
@@ -130,7 +139,7 @@ def _parts(blob: bytes) -> tuple[bytes, bytes, bytes]:
     length = int.from_bytes(sizes[:SIZE_BYTES], "big")
     signed = int.from_bytes(sizes[SIZE_BYTES:], "big")
     if length > LONGEST_HEADER or len(blob) < start + length + signed:
-        raise MessageError("it was cut")
+        raise MessageError("it was cut: send it again")
     rest = blob[start + length :]
     return blob[start : start + length], rest[:signed], rest[signed:]
 

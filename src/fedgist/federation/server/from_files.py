@@ -79,7 +79,9 @@ def serve_files(kit: Kit, recipe: Recipe, replies: Path, folder: Path, observer:
 
 def _by_site(kit: Kit, plan: FilePlan, roster: Roster, folder: Path, observer: Observer) -> Replies:
     """Return the replies in a folder by the number of their site, after all checks."""
-    paths = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise FederationError(f"{folder} is no folder: --from-files names that of the replies")
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
         raise FederationError(f"{folder} has no file that ends in {SUFFIX}")
     found: dict[int, SignedFile] = {}
@@ -91,7 +93,7 @@ def _by_site(kit: Kit, plan: FilePlan, roster: Roster, folder: Path, observer: O
         if file.header.run != plan.run:
             raise SiteError(
                 f"{path} was made for a recipe with the digest {file.header.recipe[:12]}; this "
-                f"one has {plan.digest[:12]}"
+                f"one has {plan.digest[:12]}: all sites need the server's recipe, every key alike"
             )
         number = roster.numbers[file.identity.name]
         before = found.get(number)

@@ -67,7 +67,10 @@ def read_model(
     plan = file_plan(recipe, kit)
     signed = read_signed(path, kit, "models")
     if signed.header.run != plan.run:
-        raise SiteError(f"{path} is of another recipe or run than this one")
+        raise SiteError(
+            f"{path} was made for a recipe with the digest {signed.header.recipe[:12]}; this one "
+            f"has {plan.digest[:12]}: give the server's recipe"
+        )
     with _prepared(kit, site, plan, say) as agent:
         number = number_of(kit)
         for envelope in envelopes_in(signed.content):

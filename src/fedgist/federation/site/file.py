@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from fedgist.core.bounds import Positive, PositiveInt
 from fedgist.data.sources import SOURCES
-from fedgist.errors import InputError, SiteError, first_line
+from fedgist.errors import InputError, SiteError, first_line, shown
+from fedgist.models import PREFIX
 from fedgist.options import CLOSED, checked
 from fedgist.recipe.schema import ModelSection
 from fedgist.recipe.section import Device, OpenSection, registered_name
@@ -198,4 +199,22 @@ def read_site_file(path: Path) -> SiteFile:
         raise SiteError(f"{path}: {error}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SiteError(f"{path}: {first_line(error)}") from error
-    return SiteFile(path.resolve(), table)
+    return SiteFile(path.resolve(), _with_own_encoder(table, path.resolve()))
+
+
+def _with_own_encoder(table: SiteTable, file: Path) -> SiteTable:
+    """Return the table with the path of an encoder's folder, which starts at the file's folder.
+
+    A name that is no folder there may be a repository of the hub.
+    """
+    model = table.model
+    if model is None or not model.name.startswith(PREFIX):
+        return table
+    place = model.name.removeprefix(PREFIX)
+    folder = file.parent / Path(place).expanduser()
+    if folder.is_dir():
+        own = model.model_copy(update={"name": f"{PREFIX}{folder.resolve()}"})
+        return table.model_copy(update={"model": own})
+    if place.startswith((".", "~", "/")):
+        raise SiteError(f"{file}: model.name = {shown(model.name)}: there is no folder {folder}")
+    return table

@@ -38,7 +38,7 @@ from fedgist.federation.site.setup import (
 )
 from fedgist.federation.site.store import locked
 from fedgist.models import PREFIX
-from fedgist.models.encoders import encoder_digest
+from fedgist.models.encoders import encoder_digest, encoder_width
 from fedgist.recipe.reading import Recipe, read
 from fedgist.world.data import read_data
 from fedgist.world.declared import as_section
@@ -150,8 +150,9 @@ def _about_encoder(site: SiteFile) -> list[str]:
     """Return the digest of a site's encoder, for the recipe, if its model is one."""
     if site.model is None or not site.model.name.startswith(PREFIX):
         return []
-    digest = encoder_digest(site.model.name.removeprefix(PREFIX))
-    return [f"encoder: facts.encoder = {digest!r}"]
+    name = site.model.name.removeprefix(PREFIX)
+    facts = f"encoder = {encoder_digest(name)!r}, feature_width = {encoder_width(name)}"
+    return [f"encoder: in [facts], {facts}; and data.normalize = 'none'"]
 
 
 def _about_kit(folder: Path) -> str:

@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 from fedgist.core import random
 from fedgist.core.message import Form, payload_bytes
 from fedgist.core.method import Context, Order, Task
+from fedgist.core.nets.net import Architecture
 from fedgist.core.tree import Tree
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
@@ -382,6 +383,7 @@ def _with_private_model(setup: Setup, task: Task, site: SiteFile, secret: int) -
     model = whole_model(section.model_copy(update={"project": width}))
     groups = groups_of_recipe({PRIVATE: model}, {}, sizes)
     own = Models(groups, *architectures_of(groups, sizes, secret, setup.device))
+    _check_width(setup, site, own.architectures[PRIVATE])
     private = replace(task, architectures=own.architectures, starts=own.starts)
     if message_forms(setup, private) != message_forms(setup, task):
         raise SiteError(
@@ -389,6 +391,16 @@ def _with_private_model(setup: Setup, task: Task, site: SiteFile, secret: int) -
             f"linear layer with a bias, from {width} features to {sizes.outputs} outputs"
         )
     return private
+
+
+def _check_width(setup: Setup, site: SiteFile, arch: Architecture) -> None:
+    """Raise SiteError if a random projection would come between an encoder and the heads."""
+    facts = setup.recipe.facts
+    if facts is not None and facts.encoder is not None and arch.projected:
+        raise SiteError(
+            f"{site.file}: the features of the encoder are not facts.feature_width = "
+            f"{facts.feature_width} numbers: fedgist site --check prints how many they are"
+        )
 
 
 def _check_encoder(setup: Setup, site: SiteFile) -> None:

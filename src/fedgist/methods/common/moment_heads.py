@@ -29,6 +29,7 @@ from fedgist.methods.common.conjugate_head import map_head
 PENALTIES = 67  # tried by cross-validation: 1e-8 to 1e3 times the mean eigenvalue
 OWN_SHARE = 0.2  # of a class's own covariance in QDA; the rest is that of all classes
 PRIOR_ROWS = 1.0  # of FedLog's prior, its nu
+OF_NEGATIVE = 0.25  # the least penalty beside the size of the most negative eigenvalue
 LEAST = 1e-300  # in a division whose result is not used
 
 
@@ -136,7 +137,9 @@ def cross_validated(moments: Moments) -> Tensor:
     left = n - 1 - ratio.sum(1)
     score = torch.where(left > 0, n * residual / left.clamp(min=LEAST).square(), torch.inf)
     # of many penalties that fit nothing, the largest
-    return penalties.flip(0)[score.flip(0).argmin()]
+    best = penalties.flip(0)[score.flip(0).argmin()]
+    # exact sums have no negative eigenvalue: one shows how far rounded sums are from them
+    return torch.maximum(best, OF_NEGATIVE * -values.min())
 
 
 def ridge(moments: Moments, penalty: Tensor) -> Scores:
