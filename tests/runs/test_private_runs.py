@@ -30,10 +30,12 @@ from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedrep import FedRep
 from fedgist.recipe.reading import make
+from fedgist.report.tables import run_tables
 from fedgist.runs import run_rounds
 from fedgist.runs.files.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.files.record import RELEASES, read_lines
 from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.prepare import hosting_of
 from fedgist.runs.round import Observer, add_central_noise
 from fedgist.runs.run_rounds import Place, run_server
@@ -875,3 +877,22 @@ def test_a_delta_above_one_over_the_records_is_noted(
         if delta * count > 1:
             assert any(f"is above 1 / {count}, {subject}" in note for note in notes)
         assert any("is above 1 / " in note for note in notes) == (noted and delta * count > 1)
+
+
+def test_what_epsilon_covers_depends_on_whether_bodies_learn(tmp_path: Path) -> None:
+    privacy = {"unit": "record", "epsilon": 3.0, "delta": 1e-5, "clip": 1.0}
+    said = []
+    for frozen in (False, True):
+        recipe: dict[str, Any] = {
+            "method": {"name": "fedlog"},
+            "model": {"name": "mlp", "hidden": [4], "frozen": frozen},
+            "privacy": privacy,
+            "clients": {"num_clients": 2},
+            "data": {"train_rows": 60, "normalize": "none"},
+            "train": {"num_rounds": 1},
+            "engine": {"workers": 1},
+        }
+        with pytest.warns(UserWarning, match=r"\w"):
+            fedgist.run(recipe, out=tmp_path / str(frozen))
+        said.append(run_tables.simulated([read_run(tmp_path / str(frozen))])[0])
+    assert said == [run_tables.SUMS_ALONE, run_tables.FROZEN]

@@ -29,6 +29,7 @@ from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
 
 SUMS_ALONE = "epsilon covers the noisy sums alone, as if the trained body did not know the rows"
+FROZEN = "epsilon holds if the frozen bodies were made without the rows"
 REPLIES = "replied"  # a column that is shown if not all answered in a shown round
 
 
@@ -90,8 +91,9 @@ def simulated(runs: Iterable[FinishedRun]) -> list[str]:
     """Return notes on epsilons: what they cover, and whether their noise comes from a seed."""
     runs = list(runs)
     private = [run for run in runs if run.recipe.get("privacy", {}).get("unit", "none") != "none"]
-    bodies = {run.recipe["privacy"].get("bodies", "fixed") for run in private}
-    notes = [SUMS_ALONE] if bodies - {"dp_sgd"} else []
+    fixed = [run for run in private if run.recipe["privacy"].get("bodies", "fixed") != "dp_sgd"]
+    frozen = [run for run in fixed if (run.recipe.get("model") or {}).get("frozen")]
+    notes = [SUMS_ALONE] * (len(frozen) < len(fixed)) + [FROZEN] * bool(frozen)
     seeds = sorted({run.public_noise for run in runs if run.public_noise is not None})
     if not seeds:
         return notes
