@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_a_page_and_its_pictures_are_those_of_the_archive(path: Path) -> None:
 def test_other_pages_have_the_tables_of_the_archive(place: str) -> None:
     page = (DOCS / place).read_text("utf-8")
     assert with_tables(page, *COPIES[place]) == page, AGAIN
+
+
+@pytest.mark.slow
+def test_no_archived_run_has_a_path_of_a_machine() -> None:
+    path = re.compile(r'^#.*["\s=](/|~|[A-Za-z]:[\\/])\w', re.MULTILINE)
+    found = [str(file) for file in DATA.rglob("*.csv") if path.search(file.read_text())]
+    assert found == []
 
 
 @pytest.mark.slow

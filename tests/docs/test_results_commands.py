@@ -36,13 +36,20 @@ def made_by(commands: list[str]) -> dict[Path, list[Job]]:
     return made
 
 
+def code_of(job: Job) -> Path | None:
+    folder = job.recipe.engine.code_folder
+    return Path(folder) if folder else None
+
+
 def differing(runs: list[FinishedRun], commands: list[str]) -> Iterator[str]:
     """Each run that no command makes as it is."""
     made = made_by(commands)
     current = {run.folder: run for run in runs if is_current(run.name, run.result)}
     for file, run in current.items():
-        recipe = make(dict(run.recipe))
-        found = [difference(job.recipe, recipe) for job in made.get(file, [])]
+        found = [
+            difference(job.recipe, make(dict(run.recipe), beside=code_of(job)))
+            for job in made.get(file, [])
+        ]
         if set(found) != {None}:  # of two commands, the second would be refused
             yield f"{file.relative_to(ROOT)}: {found or 'no command makes it'}"
 

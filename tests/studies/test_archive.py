@@ -17,6 +17,13 @@ from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.jobs import run_jobs
 
+NET = """
+import math
+from torch import nn
+
+def net(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+"""
 SMALL = ["train.num_rounds=3", "data.train_rows=100"]
 
 
@@ -93,6 +100,20 @@ def test_how_a_run_was_done_is_no_change(done: tuple[list[Job], Archive], tmp_pa
     _, archive = done
     other = jobs(tmp_path, "engine.memory_limit=100000000", "engine.cohort_size=2")
     assert Archive(archive.folder, tmp_path).holds(other[1])
+
+
+def test_own_code_may_lie_elsewhere_on_another_machine(tmp_path: Path) -> None:
+    archive, held = Archive(tmp_path / "kept", tmp_path / "runs"), []
+    for place in (tmp_path / "one", tmp_path / "other"):
+        place.mkdir()
+        (place / "an_own_net.py").write_text(NET)
+        sys.modules.pop("an_own_net", None)
+        recipe = make({"model": {"name": "an_own_net:net"}}, SMALL, place)
+        job = Job("own", recipe, archive.runs / "cell" / "seed-0")
+        held.append(archive.holds(job))
+        assert do([job], archive)[-1] == "done"
+        assert str(tmp_path) not in archive.place(job).read_text()
+    assert held == [False, True]
 
 
 def test_a_damaged_file_is_refused_and_left_out_of_reports(

@@ -42,9 +42,9 @@ class Archive:
         run = read_csv(path)
         if not is_current(run.name, run.result):
             return False  # a run of an earlier version is replaced, whatever its settings
-        recorded = dict(run.recipe)
+        code = job.recipe.engine.code_folder  # the archive has no paths of a machine
         try:
-            kept = make(recorded)
+            kept = make(dict(run.recipe), beside=Path(code) if code else None)
         except InputError as error:
             raise RecipeError(f"{path}: {error}") from error
         if change := difference(job.recipe, kept):

@@ -3,7 +3,7 @@
 Lines above the table begin with ``#``. They are TOML: a digest of all the rest, so that a change
 is noticed, the command, the recipe, how the run ended, and its metrics. Numbers have six digits.
 What each client scored, times of single rounds and metrics beside the objective's first one and a
-probe's are left out.
+probe's are left out, and so is the folder of a user's code: it has another path on each machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def archived_part(run: FinishedRun, command: str) -> FinishedRun:
     return replace(
         run,
         command=command,
-        recipe=_with_own_numbers(run.recipe),
+        recipe=_of_any_machine(_with_own_numbers(run.recipe)),
         result={**end, TOTAL_S: round(seconds, 1)},
         described={name: run.described[name] for name in names if name in run.described},
         rounds=[_short(line, run.first) for line in run.rounds],
@@ -234,6 +234,14 @@ def _with_own_numbers(recipe: dict[str, object]) -> dict[str, object]:
         if isinstance(paper.get(key), dict)
     }
     return {**recipe, "paper": {**paper, **own}}
+
+
+def _of_any_machine(recipe: dict[str, object]) -> dict[str, object]:
+    """Return a recipe without the path of its user's code, which is this machine's."""
+    engine = recipe.get("engine")
+    if not isinstance(engine, dict):
+        return recipe
+    return {**recipe, "engine": {k: v for k, v in engine.items() if k != "code_folder"}}
 
 
 def _seconds(lines: Sequence[Line]) -> float:
