@@ -17,7 +17,7 @@ import fedgist
 from fedgist.core.method import Method
 from fedgist.errors import InputError
 from fedgist.methods import METHODS
-from fedgist.runs.finished.model_files import DESCRIPTION, export
+from fedgist.runs.finished.model_files import DESCRIPTION, export, what_lacks
 from fedgist.runs.finished.trained_models import ClientModel
 from fedgist.testing.small_worlds import blobs, public_rows, rows
 from method_objects import each
@@ -175,3 +175,23 @@ def test_what_cannot_be_written_is_said(
     with pytest.raises(InputError, match=r"onnx and onnxscript: pip install 'fedgist\[onnx\]'"):
         export(of_a_frame, tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "lacks"),
+    [
+        ({"name": "fedavg"}, ""),
+        ({"name": "fedlog"}, ""),
+        ({"name": "fedproto"}, "predicts with what the server sent, too"),
+        ({"name": "analytic", "expand": 0}, ""),
+        ({"name": "analytic", "expand": 3}, "predicts with what the server sent, too"),
+        ({"name": "analytic", "head": "qda"}, "predicts with what the server sent, too"),
+    ],
+)
+def test_a_file_of_parameters_says_what_it_lacks(method: dict[str, Any], lacks: str) -> None:
+    recipe = QUICK | {"method": method, "model": {"name": "logistic"}}
+    model = fedgist.run(recipe, data=blobs(), clients=rows()).model(0)
+    said = what_lacks(model, Path("m.safetensors"))
+    assert lacks in said
+    assert bool(said) == bool(lacks)
+    assert what_lacks(model, Path("m.pt2")) == ""

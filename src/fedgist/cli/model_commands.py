@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedgist.cli.shared_options import USE, DataRoot, ModelId, app
-from fedgist.report.terminal.console import console, words
+from fedgist.report.terminal.console import console, say, words
 
 ALL = "all"  # of --client: every client's model
 
@@ -131,13 +131,16 @@ def export_(
     from fedgist.recipe.overrides import Overrides
     from fedgist.runs import runner
     from fedgist.runs.finished.adapter_files import export_adapters
-    from fedgist.runs.finished.model_files import check_format, export
+    from fedgist.runs.finished.model_files import check_format, export, what_lacks
     from fedgist.runs.finished.trained_models import SERVER, trained_model
 
     if not adapters:
         check_format(out)
     federation, world = runner.load_run(folder, Overrides(root=data_root))
     write = export_adapters if adapters else export
-    write(trained_model(federation, world, client), out)
+    model = trained_model(federation, world, client)
+    write(model, out)
     who = client if client.startswith(SERVER) else f"client {client}"
     console().print(words(f"{who} of {folder} written to {out}"))
+    if not adapters and (lacking := what_lacks(model, out)):
+        say(lacking)

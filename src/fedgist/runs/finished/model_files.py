@@ -59,6 +59,16 @@ def check_format(path: Path) -> str:
     return suffix
 
 
+def what_lacks(model: ClientModel, path: Path) -> str:
+    """Return what a file of parameters lacks of a model's predictions, in words; else nothing."""
+    if path.suffix != ".safetensors" or model.is_network:
+        return ""
+    return (
+        f"{path} holds the network alone: the model predicts with what the server sent, too, as "
+        "files in .pt2 and .onnx do"
+    )
+
+
 def description(model: ClientModel) -> dict[str, Any]:
     """Return the description in the file: names of classes, and the normalization of inputs.
 

@@ -162,6 +162,19 @@ class ClientModel(nn.Module):
         return torch.float64 if self.data.x.dtype == torch.float64 else torch.float32
 
     @property
+    def is_network(self) -> bool:
+        """Whether the network predicts by itself what the method predicts with it."""
+        shape = (2, *self.data.input_shape)
+        if self.arch.words:
+            x = torch.zeros(shape, dtype=torch.int64)
+        else:
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        alone = copy.copy(self)
+        alone.method = None
+        with torch.no_grad():
+            return torch.equal(self(x), alone(x))
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         """The name of each class, label or number; numbers of an own objective have none."""
         if self.target != "own":
