@@ -22,13 +22,16 @@ from fedgist.core.message import Nothing
 from fedgist.core.privacy import Privacy, sensitivity
 from fedgist.core.tree import leaves
 from fedgist.errors import InputError, MethodError
-from fedgist.methods.analytic import ABSENT, SCALES
 from fedgist.methods.common.conjugate_head import map_head
+from fedgist.methods.common.left_out_rows import losses_without, spread_of
 from fedgist.methods.common.moment_heads import (
+    ABSENT,
+    SCALES,
     Moments,
     cross_validated,
     from_means,
     lda,
+    precision_of,
     qda,
     ridge,
     whitened,
@@ -73,9 +76,17 @@ def moments_of(x: Any, y: Any, *, by_class: bool = False) -> Moments:
     return Moments(counts, of.mT @ z, rows, z.sum(0), gram, counts)
 
 
+def weighted_moments(x: Any, y: Any, weight: Any) -> Moments:
+    z = torch.as_tensor(x).double()
+    of = torch.as_tensor(np.eye(CLASSES)[y] * weight[:, None])
+    sums, gram = of.mT @ z, (z * torch.as_tensor(weight).unsqueeze(1)).mT @ z
+    counts = of.sum(0)
+    return Moments(counts, sums, counts.sum(), sums.sum(0), gram, counts)
+
+
 def run(rows: Any, count: int = 5, **sections: Any) -> Any:
     """Train and test on all rows, divided over ``count`` clients."""
-    method = {"name": "analytic", "wire": "float64", **sections.pop("method", {})}
+    method = {"name": "analytic", "wire": "float64", "expand": 0, **sections.pop("method", {})}
     aside = {key: sections.pop(key) for key in ("out", "resume", "rounds") if key in sections}
     recipe = {
         "data": {"normalize": "none"} | sections.pop("data", {}),
@@ -255,6 +266,37 @@ def test_means_forget_a_client_exactly() -> None:
     np.testing.assert_allclose(found, SCALES["means"] * head.weight, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("method", "more", "count"),
+    [
+        ({}, {}, 512),
+        ({"head": "lda"}, {}, 512),
+        ({"expand": 7}, {}, 7),
+        ({"expand": 0}, {}, 0),
+        ({"head": "qda"}, {}, 0),
+        ({"project": 4}, {}, -2),
+        ({"wire": "float32", "head": "cosine"}, {}, None),
+        ({}, {"privacy": PRIVATE}, 0),
+        ({}, {"model": {"name": "mlp", "hidden": [WIDTH]}}, 0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_rows_that_no_body_encodes_get_random_features(
+    method: dict[str, object], more: dict[str, Any], count: int | None
+) -> None:
+    given = {"expand": "raw_rows"} | method
+    result = run(table(3), 2, method=given, **more)
+    (known,) = result.server_run.server.known.values()
+    sums = known.sums
+    width = sums.counted.shape[1] - 1
+    assert width == WIDTH + (count or 0)
+    told = any("random features" in note for note in result.summary["notes"])
+    assert told == (count == 512)
+    if count == 512:
+        same = run(table(3), 2, method=method | {"expand": 512})
+        assert torch.equal(known_of(same).head.eta, known_of(result).head.eta)
+
+
 @pytest.mark.parametrize("about", [{}, {"head": "qda"}, {"expand": 5}, {"wire": "int8"}])
 def test_a_client_is_taken_out_of_the_totals(about: dict[str, Any], tmp_path: Path) -> None:
     """The head is that of the others, who go on alone; exactly, but for codes of 8 bits."""
@@ -357,7 +399,7 @@ def test_sample_weights_weigh_the_sums() -> None:
     data = numbers()
     weight = torch.linspace(0, 2, len(data.y))
     recipe = recipe_of("regression", model=LINEAR)
-    recipe["method"] = {"name": "analytic", "wire": "float64", "penalty": 2.0}
+    recipe["method"] = {"name": "analytic", "expand": 0, "wire": "float64", "penalty": 2.0}
     recipe["train"] = {"num_rounds": 1, "sample_weights": "w"}
     eta = eta_of(fedgist.run(recipe, data=replace(data, annotations={"w": weight})))
     x = ((data.x - torch.tensor(data.mean)) / torch.tensor(data.std)).double().numpy()
@@ -431,11 +473,60 @@ def test_calibration_finds_the_factor_of_the_least_loss(prior: str) -> None:
     assert factor == pytest.approx(best, rel=1e-5)
 
 
+@given(st.integers(0, 99), st.sampled_from(["counts", "own", "uniform"]), st.sampled_from([1, 10]))
+def test_left_out_rows_are_scored_as_by_a_head_without_them(
+    seed: int, prior: str, heaviest: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = table(seed, 40)
+    y[0] = 3  # a class of few rows, or of one
+    weight = rng.uniform(1, heaviest, 40)
+    moments, penalty = weighted_moments(x, y, weight), torch.tensor(2.0, dtype=torch.float64)
+    spread = spread_of(moments, precision_of(moments, penalty), 0.5, torch.zeros(0))
+    mine = slice(0, 15)  # this client's rows
+    own = weighted_moments(x[mine], y[mine], weight[mine]).counts
+    shares = {"counts": moments.counts, "own": own, "uniform": torch.zeros(0)}[prior]
+    expected, count = np.zeros(2), 0.0
+    for row in range(15):
+        less = weight.copy()
+        less[row] = 0.0
+        rest = weighted_moments(x, y, less)
+        there = rest.counts > 1e-9
+        if not there[y[row]]:
+            continue
+        scores = lda(rest, penalty)
+        own_rest = weighted_moments(x[mine], y[mine], less[mine]).counts
+        logs = {"counts": rest.counts + 1, "own": own_rest + 1}.get(prior, torch.ones(CLASSES))
+        of_row = torch.as_tensor(x[row]).double() @ scores.weight.mT + scores.bias
+        for i, factor in enumerate((0.5, 3.0)):
+            logits = torch.where(there, 0.5 * factor * of_row + logs.log(), -torch.inf)
+            expected[i] += weight[row] * float(logits.logsumexp(0) - logits[y[row]])
+        count += weight[row]
+    z, of = torch.as_tensor(x[mine]).double(), torch.as_tensor(y[mine])
+    batch = Batch(z, of, torch.ones(15, dtype=torch.bool))
+    weights = torch.as_tensor(weight[mine])
+    found, rows = losses_without(z, batch, weights, spread, shares, [0.5, 3.0])
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+    assert float(rows) == pytest.approx(count, rel=1e-6)
+
+
+def test_left_out_rows_say_how_sure_a_head_of_few_rows_may_be() -> None:
+    rows = table(12, 60)  # ten for each feature and fewer, at which others do not ask
+    results = [run(rows, 4, method={"head": "lda", "calibrate": c}) for c in (False, True)]
+    plain, found = (known_of(result).head.eta.double() for result in results)
+    factor = float((found[:, 1:] / plain[:, 1:]).median())
+    torch.testing.assert_close(found, factor * plain, rtol=1e-5, atol=1e-6)
+    assert factor != pytest.approx(1.0, rel=1e-3)
+    twice = {"head": "lda", "calibrate": True, "refine": False}
+    again = run(rows, 4, method=twice, train={"num_rounds": 2})
+    torch.testing.assert_close(known_of(again).head.eta.double(), found)
+
+
 @pytest.mark.parametrize("penalty", [1.0, 30.0])
 def test_numbers_have_ridge_regression(penalty: float) -> None:
     data = numbers()
     recipe = recipe_of("regression", model=LINEAR, train={"num_rounds": 1})
-    recipe["method"] = {"name": "analytic", "wire": "float64", "penalty": penalty}
+    recipe["method"] = {"name": "analytic", "expand": 0, "wire": "float64", "penalty": penalty}
     eta = eta_of(fedgist.run(recipe, data=data))
     x = ((data.x - torch.tensor(data.mean)) / torch.tensor(data.std)).double().numpy()
     scale = x.std(0)
@@ -451,7 +542,13 @@ def test_several_labels_have_a_head_each(head: str) -> None:
     """Of LDA and ridge by the same sums of each label alone, as two classes of one covariance."""
     data = labels()
     recipe = recipe_of("multilabel", model=LINEAR, train={"num_rounds": 1})
-    recipe["method"] = {"name": "analytic", "wire": "float64", "head": head, "penalty": 2.0}
+    recipe["method"] = {
+        "name": "analytic",
+        "expand": 0,
+        "wire": "float64",
+        "head": head,
+        "penalty": 2.0,
+    }
     eta = eta_of(fedgist.run(recipe, data=data))
     x = ((data.x - torch.tensor(data.mean)) / torch.tensor(data.std)).double().numpy()
     z = (x - x.mean(0)) / x.std(0)

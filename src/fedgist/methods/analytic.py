@@ -9,16 +9,15 @@ https://arxiv.org/abs/2412.14326). See docs/methods/analytic.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative, NonNegativeInt
-from fedgist.core.message import Nothing, message
+from fedgist.core.message import Nothing
 from fedgist.core.method import (
     Batch,
     Context,
@@ -38,8 +37,8 @@ from fedgist.core.tree import Tree, map_leaves, tree
 from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.latest_messages import LatestMessages
+from fedgist.methods.common.left_out_rows import Spread, losses_without, no_spread, spread_of
 from fedgist.methods.common.linear_head import (
-    COSINE,
     WIRES,
     LinearHead,
     check_heads,
@@ -47,25 +46,29 @@ from fedgist.methods.common.linear_head import (
     with_constant,
 )
 from fedgist.methods.common.moment_heads import (
+    LINEAR,
+    SCALES,
     Moments,
     Scores,
     cross_validated,
     from_means,
-    lda,
+    precision_of,
     qda,
     ridge,
-    whitened,
 )
 from fedgist.methods.common.moment_steps import (
     Gradient,
     Head,
+    Key,
     Known,
     Losses,
     Own,
     OwnCounts,
     begun,
     calibrated,
+    eta_of,
     factors,
+    head_of,
     loss_of,
     own_prior,
     refined,
@@ -91,14 +94,7 @@ from fedgist.methods.common.solved_head import check_target
 from fedgist.methods.common.sum_memory import ClientSums
 from fedgist.methods.common.triangles import symmetric, triangle
 
-LINEAR: Mapping[str, Callable[[Moments, Tensor], Scores]] = MappingProxyType(
-    {"whitened": whitened, "lda": lda, "ridge": ridge}
-)
-#: What scores are multiplied by before priors are added: no head is calibrated by itself.
-SCALES: Mapping[str, float] = MappingProxyType(
-    {"whitened": 0.2, "lda": 1 / 3, "qda": 1 / 3, "means": 1 / 3, "ridge": 10.0, "cosine": COSINE}
-)
-ABSENT = -100.0  # the logit of a class without rows
+RANDOM = 512  # features of a row that no body encoded
 MOST_NUMBERS = 1 << 24  # in an upload of QDA: 64 MiB
 ENOUGH = 10  # rows for each feature, from which rows that were trained on say how sure to be
 FEW = 5_000  # rows times epsilon, below which class sums alone say more than second moments
@@ -106,14 +102,7 @@ OF_NOISE = 0.5  # the penalty beside the largest eigenvalue of noise
 EXCHANGE, CALIBRATE, REFINE = "exchange", "calibrate", "refine"
 
 
-@message(reduce="sum")
-class Key:
-    """The key (1,) of the random features, which clients need before they send anything."""
-
-    key: Tensor
-
-
-Down: TypeAlias = LinearHead | Head | Key | Nothing
+Down: TypeAlias = LinearHead | Head | Spread | Key | Nothing
 
 
 @tree
@@ -145,10 +134,17 @@ class Analytic(Method):
     """
     penalty: Literal["cross_validated"] | NonNegative = "cross_validated"
     """Penalty l of the covariance W + l I. ``cross_validated``: computed from the sums."""
-    expand: NonNegativeInt = 0
-    """Number of random ReLU features that are put beside the features, for rows of no encoder."""
+    expand: Literal["raw_rows"] | NonNegativeInt = "raw_rows"
+    """Number of random ReLU features that are put beside the features.
+
+    ``raw_rows``: 512 if no body encodes the rows (``model.name = "logistic"``), the head is linear
+    and nothing is private; else 0. State 0 if the rows are features of an encoder.
+    """
     calibrate: bool = False
-    """Whether a second exchange finds how sure the head may be, by the clients' training rows."""
+    """Whether a second exchange finds how sure the head may be, by the clients' training rows.
+
+    With ``lda`` each row is scored by all others, otherwise by a head that has learnt from it.
+    """
     refine: Literal["enough_rows"] | bool = "enough_rows"
     """Whether further rounds (``train.num_rounds``) move the head toward logistic regression.
 
@@ -168,6 +164,7 @@ class Analytic(Method):
     If it is stated and small beside epsilon, class sums alone are released, for ``cosine``.
     """
 
+    version: ClassVar[int] = 2  # 1 had no random features by default, and QDA was surer
     keeps: ClassVar[Part] = "none"  # bodies do not learn, and heads come with each download
     targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
 
@@ -215,7 +212,7 @@ class Analytic(Method):
             f"method.head = {self.head!r} has no form for private rows: use 'whitened', 'lda', "
             "'ridge' or 'cosine'": records and self.head in {"qda", "means"},
             "method.expand needs columns of like scale, which noisy sums do not give: 0": (
-                records and self.expand > 0
+                records and self.expand not in {0, "raw_rows"}
             ),
             "method.calibrate and method.refine send sums of unknown sensitivity to a row": (
                 records and (self.calibrate or self.refine is True)
@@ -229,7 +226,7 @@ class Analytic(Method):
 
     def _check_size(self, task: Task, architecture: Architecture) -> None:
         """Raise MethodError if QDA would send too much, or class means be too few."""
-        m = self._width(architecture)
+        m = self._width(architecture, task)
         if self.head == "means":
             sum_memory.check("newest", task, "analytic")
         if self.head == "means" and self.wire not in WIRES:
@@ -252,7 +249,10 @@ class Analytic(Method):
             )
 
     def notes(self, task: Task) -> tuple[str, ...]:
-        """Return what privacy of records changes."""
+        """Return what privacy of records changes, and that rows without an encoder are expanded."""
+        if self.expand == "raw_rows" and any(self._extra(name, task) for name in task.starts):
+            leave = "method.expand = 0 leaves them out, for rows that are features of an encoder"
+            return (f"no body encodes the rows: each gets {RANDOM} random features ({leave})",)
         if not of_records(task.privacy):
             return ()
         assert task.privacy is not None
@@ -315,36 +315,45 @@ class Analytic(Method):
         return Server({name: self._start(a, heard, ctx) for name, a in architectures}, heard)
 
     def _start(self, architecture: Architecture, like: Tensor, ctx: Context) -> Known:
-        m, k, quadratic = self._width(architecture), ctx.task.num_classes, self.head == "qda"
+        task, quadratic = ctx.task, self.head == "qda"
+        m, k = self._width(architecture, task), task.num_classes
+        draws = self.project > 0 or self._extra(architecture.name, task) > 0
         single = like.new_zeros(0, dtype=torch.float32)
         head = Head(
             eta=single.new_zeros(k, m + 1),
             prior=single.new_zeros(k),
             bend=single.new_zeros(k, m * (m + 1) // 2) if quadratic else single,
             center=single.new_zeros(m) if quadratic else single,
-            key=ctx.draw("features").view(1) if self._draws else ctx.key.new_zeros(0),
+            key=ctx.draw("features").view(1) if draws else ctx.key.new_zeros(0),
         )
         zero, one = like.new_zeros(()), like.new_ones(())
         known = Known(head, head.eta.double(), steps=zero, ridge=one, noises=zero)
         if self.head == "means":
             example = ClientSums(like.new_zeros(k, m + 1, dtype=WIRES[self.wire]))
-            newest = LatestMessages.of_nobody(example, ctx.task.num_clients)
+            newest = LatestMessages.of_nobody(example, task.num_clients)
             return replace(known, newest=newest)
-        first_only = self._released(ctx.task) == "cosine"
-        sums = no_statistics(ctx.task, m, like, by_class=quadratic, first_only=first_only)
-        return replace(known, sums=sums)
+        first_only = self._released(task) == "cosine"
+        sums = no_statistics(task, m, like, by_class=quadratic, first_only=first_only)
+        known = replace(known, sums=sums)
+        if self.calibrate and self.head == "lda" and task.objective.target == "class":
+            known = replace(known, spread=no_spread(k, m, head.key, like))
+        return known
 
-    @property
-    def _draws(self) -> bool:
-        """Whether features need random numbers, which come with the key."""
-        return self.expand > 0 or self.project > 0
+    def _extra(self, name: str, task: Task) -> int:
+        """Return the number of random features that an architecture's rows get."""
+        if self.expand != "raw_rows":
+            return self.expand
+        start, linear = task.starts[name], self.head in LINEAR
+        raw = _is_raw(start) and linear and task.privacy is None and not self.project
+        return RANDOM if raw else 0
 
-    def _width(self, architecture: Architecture) -> int:
-        return (self.project or architecture.feature_width) + self.expand
+    def _width(self, architecture: Architecture, task: Task) -> int:
+        extra = self._extra(architecture.name, task)
+        return (self.project or architecture.feature_width) + extra
 
-    def _plain(self, task: Task) -> bool:
+    def _plain(self, head: Head, task: Task) -> bool:
         """Whether scores are linear in the features of a net, so that it can hold the head."""
-        own_rows = self._draws or of_records(task.privacy) or self.head == "cosine"
+        own_rows = len(head.key) > 0 or of_records(task.privacy) or self.head == "cosine"
         return not own_rows and self.head != "qda"
 
     def orders(self, server: Server, selected: Sequence[Order], ctx: Context) -> Sequence[Order]:
@@ -363,7 +372,8 @@ class Analytic(Method):
         ]
 
     def _has_few(self, known: Known, ctx: Context) -> bool:
-        if ctx.stage == REFINE and self.refine is True:
+        left_out = ctx.stage == CALIBRATE and known.spread is not None
+        if left_out or (ctx.stage == REFINE and self.refine is True):
             return False
         rows = rows_behind(known, ctx.task)
         return not rows.is_meta and bool(rows < ENOUGH * (known.ahead.shape[1] - 1))
@@ -373,10 +383,12 @@ class Analytic(Method):
         known = server.known[order.architecture]
         head = known.head
         if ctx.stage == EXCHANGE:
-            return Key(head.key) if self._draws else Nothing()
+            return Key(head.key) if len(head.key) else Nothing()
         if ctx.stage == REFINE:
             return replace(head, eta=known.ahead.float(), prior=torch.zeros_like(head.prior))
-        if ctx.stage == CALIBRATE or not self._plain(ctx.task):
+        if ctx.stage == CALIBRATE and known.spread is not None:
+            return known.spread
+        if ctx.stage == CALIBRATE or not self._plain(head, ctx.task):
             return head
         return LinearHead(whole_head(head))
 
@@ -402,6 +414,11 @@ class Analytic(Method):
         z = net.features(batch.x)
         batch = counted(z, batch, task.privacy)
         z = self._features(z, down, task)
+        if isinstance(down, Spread):
+            shares = own.counts if isinstance(own, OwnCounts) else down.counts
+            shares = shares.new_zeros(0) if self.prior == "uniform" else shares
+            weight = weights_of(batch, z)
+            return Losses(*losses_without(z, batch, weight, down, shares, factors()))
         if not isinstance(down, Head):
             by_class, first_only = self.head == "qda", self._released(task) in {"means", "cosine"}
             return summed(z, batch, task, by_class=by_class, first_only=first_only)
@@ -419,10 +436,11 @@ class Analytic(Method):
     def _features(self, z: Tensor, down: Down, task: Task) -> Tensor:
         """Return what scores are linear in, of features (batch, m) of the net."""
         z = z.to(WIRES.get(self.wire, torch.float32))
-        if isinstance(down, Key | Head) and self._draws:
-            key = down.key.view(())
+        if isinstance(down, Key | Head | Spread) and len(down.key):
+            key, extra = down.key.view(()), 0 if self.project else RANDOM
+            extra = extra if self.expand == "raw_rows" else self.expand
             z = projected(z, key, self.project) if self.project else z
-            z = with_random_features(z, key, self.expand) if self.expand else z
+            z = with_random_features(z, key, extra) if extra else z
         if task.privacy is not None and of_records(task.privacy):
             return private_rows(z, task.privacy)
         return unit_rows(z) if self.head == "cosine" else z
@@ -464,14 +482,13 @@ class Analytic(Method):
         sums = map_leaves(torch.add, before.sums, total)
         local = task.privacy is not None and task.privacy.where == "local"
         noises = before.noises + (len(replies) if local else 1)
-        now = replace(before, sums=sums, noises=noises)
-        return begun(replace(now, head=self._solved(now, start, task)))
+        return self._solved(replace(before, sums=sums, noises=noises), start, task)
 
     def _of_means(self, before: Known, newest: LatestMessages, task: Task) -> Known:
         """Return LDA of the clients' class means."""
         penalty = None if isinstance(self.penalty, str) else self.penalty
         scores, moments = from_means(newest.arrays["total"].double(), penalty)
-        head = self._scaled(before.head, scores.weight, scores.bias, moments, "means")
+        head = head_of(before.head, scores, moments, "means", self.prior)
         return begun(replace(before, head=head, newest=newest))
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
@@ -498,15 +515,13 @@ class Analytic(Method):
         local = task.privacy is not None and task.privacy.where == "local"
         now = replace(before, sums=sums, noises=before.noises - (1 if local else 0))
         start = task.starts[order.architecture]
-        known[order.architecture] = begun(replace(now, head=self._solved(now, start, task)))
+        known[order.architecture] = self._solved(now, start, task)
         return Server(known, _gone(server.heard, order.client))
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the model of each architecture, if a net can hold its head."""
-        if not self._plain(ctx.task):
-            return {}
-        etas = {name: whole_head(known.head) for name, known in server.known.items()}
-        starts = ctx.task.starts
+        known, starts = server.known.items(), ctx.task.starts
+        etas = {n: whole_head(of.head) for n, of in known if self._plain(of.head, ctx.task)}
         return {n: starts[n].with_head(eta[:, 1:], eta[:, 0]) for n, eta in etas.items()}
 
     def predict(self, net: Net, own: Own, down: Down, x: Tensor, ctx: Context) -> Tensor:
@@ -525,33 +540,45 @@ class Analytic(Method):
             scores = scores - torch.einsum("bi,kij,bj->bk", z, bend, z) / 2
         return scores
 
-    def _solved(self, known: Known, start: Net, task: Task) -> Head:
-        """Return the head of the sums."""
-        before, sums, released = known.head, known.sums, self._released(task)
-        assert sums is not None
-        moments = moments_of(sums, task)
-        if released == "cosine":
-            weight, bias = unit_rows(moments.sums), torch.zeros_like(moments.counts)
-            return self._scaled(before, weight, bias, moments, released)
-        deviations = moments.deviations()
+    def _solved(self, known: Known, start: Net, task: Task) -> Known:
+        """Return what is known, with the head of the sums."""
+        assert known.sums is not None
+        moments = moments_of(known.sums, task)
+        if self._released(task) == "cosine":
+            scores = Scores(unit_rows(moments.sums), torch.zeros_like(moments.counts))
+            head = head_of(known.head, scores, moments, "cosine", self.prior)
+            return begun(replace(known, head=head))
         # a row that no body encoded, and random features: columns of unlike scale
-        raw = self.expand or (start.arch.frozen is None and not start.body)
+        raw = _is_raw(start) or self.expand not in {0, "raw_rows"}
+        deviations = moments.deviations()
         unscaled = not raw or of_records(task.privacy)
         scale = torch.ones_like(deviations) if unscaled else deviations
         scaled = moments.scaled(scale)
         penalty = self._penalty(scaled, known, task)
+        now = replace(known, head=self._head(known.head, scaled, scale, penalty, task))
+        if known.spread is not None:
+            precision = precision_of(scaled, penalty) / torch.outer(scale, scale)
+            spread = spread_of(moments, precision, SCALES["lda"], known.head.key)
+            now = replace(now, spread=spread)
+        return begun(now)
+
+    def _head(
+        self, before: Head, moments: Moments, scale: Tensor, penalty: Tensor, task: Task
+    ) -> Head:
+        """Return the head of sums of features that were divided by ``scale`` (m,)."""
         if task.objective.target == "numbers":
-            head = ridge(scaled, penalty).of_unscaled(scale)
-            return replace(before, eta=_eta(head.weight, head.bias))
-        if released == "qda":
-            curves = qda(scaled, penalty).of_unscaled(scale)
+            scores = ridge(moments, penalty).of_unscaled(scale)
+            return replace(before, eta=eta_of(scores.weight, scores.bias))
+        if self.head == "qda":
+            curves = qda(moments, penalty).of_unscaled(scale)
             bend = (triangle(curves.bend) * SCALES["qda"]).float()
             before = replace(before, bend=bend, center=curves.center.float())
-            return self._scaled(before, curves.weight, curves.bias, moments, released)
-        if released == "ridge" and self.prior != "counts":
-            scaled = scaled.alike()
-        head = LINEAR[released](scaled, penalty).of_unscaled(scale)
-        return self._scaled(before, head.weight, head.bias, moments, released)
+            scores = Scores(curves.weight, curves.bias)
+            return head_of(before, scores, moments, self.head, self.prior)
+        even = self.head == "ridge" and self.prior != "counts"
+        scores = LINEAR[self.head](moments.alike() if even else moments, penalty)
+        scores = scores.of_unscaled(scale)
+        return head_of(before, scores, moments, self.head, self.prior)
 
     def _penalty(self, moments: Moments, known: Known, task: Task) -> Tensor:
         """Return l, (): a number, from the known noise, or by cross-validation."""
@@ -561,29 +588,12 @@ class Analytic(Method):
             return OF_NOISE * noise_radius(task.privacy, known.noises, len(moments.total))
         return cross_validated(moments)
 
-    def _scaled(
-        self, before: Head, weight: Tensor, bias: Tensor, moments: Moments, head: str
-    ) -> Head:
-        """Return a head with these scores, scaled, and the prior of the counts."""
-        scale, counts, rows = SCALES[head], moments.counts, moments.rows
-        bias, prior = scale * bias, torch.zeros_like(bias)
-        if head == "ridge":  # it regresses on shares, which are its prior
-            bias = bias - scale / 2 if moments.overlap else bias
-        elif self.prior == "counts" and moments.overlap:
-            prior = ((counts + 1) / (rows - counts + 1)).log()
-        elif self.prior == "counts":
-            prior = ((counts + 1) / (rows + len(counts))).log()
-        if not moments.overlap:
-            prior = torch.where((counts > 0) | (rows <= 0), prior, ABSENT)
-            bias = torch.where(counts > 0, bias, 0.0)
-        return replace(before, eta=_eta(scale * weight, bias), prior=prior.float())
+
+def _is_raw(start: Net) -> bool:
+    """Whether no body encodes the rows."""
+    return start.arch.frozen is None and not start.body
 
 
 def _gone(heard: Tensor, client: int) -> Tensor:
     """Return whom the server has heard, without a client that is never asked again."""
     return heard.index_fill(0, torch.tensor([client], device=heard.device), -1.0)
-
-
-def _eta(weight: Tensor, bias: Tensor) -> Tensor:
-    """Return weights (K, m) and biases (K,) as one matrix in single precision."""
-    return torch.cat([bias.unsqueeze(1), weight], dim=1).float()

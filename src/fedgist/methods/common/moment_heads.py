@@ -19,16 +19,24 @@ All functions take float64 and return float64. A class without rows has weights 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from fedgist.methods.common.conjugate_head import map_head
+from fedgist.methods.common.linear_head import COSINE
 
 PENALTIES = 67  # tried by cross-validation: 1e-8 to 1e3 times the mean eigenvalue
 OWN_SHARE = 0.2  # of a class's own covariance in QDA; the rest is that of all classes
 PRIOR_ROWS = 1.0  # of FedLog's prior, its nu
+#: What scores are multiplied by before priors are added: no head is calibrated by itself.
+SCALES: Mapping[str, float] = MappingProxyType(
+    {"whitened": 0.2, "lda": 1 / 3, "qda": 0.2, "means": 1 / 3, "ridge": 10.0, "cosine": COSINE}
+)
+ABSENT = -100.0  # the logit of a class without rows
 OF_NEGATIVE = 0.25  # the least penalty beside the size of the most negative eigenvalue
 LEAST = 1e-300  # in a division whose result is not used
 
@@ -157,9 +165,15 @@ def lda(moments: Moments, penalty: Tensor) -> Scores:
     The score is ln N(z; mean of the class, covariance) minus what all classes share. Of a label it
     is that of rows with the label minus that of rows without it.
     """
+    return _gaussian(moments, precision_of(moments, penalty))
+
+
+def precision_of(moments: Moments, penalty: Tensor) -> Tensor:
+    """Return the inverse of the covariance that classes share, (m, m)."""
     values, vectors = torch.linalg.eigh(moments.within)
     inverse = _inverse(values.clamp(min=0.0) + penalty) * moments.freedom
-    return _gaussian(moments, vectors * inverse @ vectors.mT)
+    precision: Tensor = vectors * inverse @ vectors.mT
+    return precision
 
 
 def _gaussian(moments: Moments, precision: Tensor) -> Scores:
@@ -267,6 +281,19 @@ def from_means(each: Tensor, penalty: float | None) -> tuple[Scores, Moments]:
     precision = vectors * _inverse(values) @ vectors.mT
     moments = Moments(rows, total, rows.sum(), total.sum(0), covariance, rows)
     return _gaussian(moments, precision), moments
+
+
+LINEAR: Mapping[str, Callable[[Moments, Tensor], Scores]] = MappingProxyType(
+    {"whitened": whitened, "lda": lda, "ridge": ridge}
+)
+
+
+def log_shares(moments: Moments) -> Tensor:
+    """Return the logarithm of the share of each class, or of the odds of each label, (K,)."""
+    counts, rows = moments.counts, moments.rows
+    if moments.overlap:
+        return ((counts + 1) / (rows - counts + 1)).log()
+    return ((counts + 1) / (rows + len(counts))).log()
 
 
 def _inverse(values: Tensor) -> Tensor:

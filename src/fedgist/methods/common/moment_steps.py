@@ -21,10 +21,19 @@ from fedgist.core.message import Nothing, message
 from fedgist.core.task import Task
 from fedgist.core.tree import tree
 from fedgist.methods.common.latest_messages import LatestMessages
+from fedgist.methods.common.left_out_rows import Spread
+from fedgist.methods.common.moment_heads import ABSENT, SCALES, Moments, Scores, log_shares
 from fedgist.methods.common.moment_sums import Statistics, moments_of, targets_of
 
 FACTORS = 41  # of scores, tried by calibration: 1/20 to 20
 LEAST_SIZE = 1e-12  # of squared weights: less is none
+
+
+@message(reduce="sum")
+class Key:
+    """The key (1,) of the random features, which clients need before they send anything."""
+
+    key: Tensor
 
 
 @message(reduce="sum")
@@ -66,7 +75,8 @@ class Known:
     For ``head = "means"``, ``newest`` has each client's class sums in place of the total ``sums``.
     ``ahead`` (K, m + 1) is the head with its prior, moved on by momentum: where the next gradient
     is asked for. ``steps`` () counts gradients, and ``ridge`` () is the penalty of these steps.
-    ``noises`` () counts the draws of noise in the sums.
+    ``noises`` () counts the draws of noise in the sums. ``spread`` serves calibration by left-out
+    rows.
     """
 
     head: Head
@@ -76,6 +86,7 @@ class Known:
     noises: Tensor
     sums: Statistics | None = None
     newest: LatestMessages | None = None
+    spread: Spread | None = None
 
 
 @tree
@@ -87,6 +98,28 @@ class OwnCounts:
 
 
 Own: TypeAlias = OwnCounts | Nothing
+
+
+def head_of(before: Head, scores: Scores, moments: Moments, kind: str, prior: str) -> Head:
+    """Return a head with these scores, scaled, and the prior of the counts.
+
+    ``kind`` and ``prior`` are the method's ``head`` and ``prior``.
+    """
+    scale, counts, rows = SCALES[kind], moments.counts, moments.rows
+    bias, logs = scale * scores.bias, torch.zeros_like(scores.bias)
+    if kind == "ridge":  # it regresses on shares, which are its prior
+        bias = bias - scale / 2 if moments.overlap else bias
+    elif prior == "counts":
+        logs = log_shares(moments)
+    if not moments.overlap:
+        logs = torch.where((counts > 0) | (rows <= 0), logs, ABSENT)
+        bias = torch.where(counts > 0, bias, 0.0)
+    return replace(before, eta=eta_of(scale * scores.weight, bias), prior=logs.float())
+
+
+def eta_of(weight: Tensor, bias: Tensor) -> Tensor:
+    """Return weights (K, m) and biases (K,) as one matrix in single precision."""
+    return torch.cat([bias.unsqueeze(1), weight], dim=1).float()
 
 
 def own_prior(own: Own, task: Task) -> Tensor | float:
@@ -131,7 +164,9 @@ def calibrated(known: Known, losses: Losses) -> Known:
     """Return the head with its scores multiplied by the factor of the least loss."""
     tried = torch.tensor(factors(), device=losses.total.device)
     best, head = tried[losses.total.argmin()], known.head
-    return begun(replace(known, head=replace(head, eta=best * head.eta, bend=best * head.bend)))
+    spread = known.spread and replace(known.spread, scale=best * known.spread.scale)
+    head = replace(head, eta=best * head.eta, bend=best * head.bend)
+    return begun(replace(known, head=head, spread=spread))
 
 
 def begun(known: Known) -> Known:
