@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make
@@ -40,3 +42,28 @@ def test_a_draw_of_no_number_of_rows_is_refused() -> None:
         make({"data": {"draw": "random"}})
     with pytest.raises(RecipeError, match=r"data\.draw"):
         make({"data": {"draw": "last", "train_rows": 5}})
+
+
+@given(st.integers(0, 9), st.sampled_from([0.01, 0.1, 0.5]), st.sampled_from([None, 700]))
+def test_a_long_tail_keeps_a_falling_share_of_each_class(
+    seed: int, rarest: float, rows: int | None
+) -> None:
+    def counts_of(**settings: object) -> list[int]:
+        recipe = make({"seed": seed, "data": {"name": "digits", "train_rows": rows, **settings}})
+        data = read_data(recipe.data, recipe.seed)
+        return data.y.bincount(minlength=10).tolist()
+
+    before, after = counts_of(), counts_of(long_tail=rarest)
+    assert after == counts_of(long_tail=rarest)
+    shares = sorted((n / whole for n, whole in zip(after, before, strict=True)), reverse=True)
+    for j, share in enumerate(shares):
+        assert share == pytest.approx(rarest ** (j / 9), abs=1 / min(before))
+    assert min(after) >= 1
+
+
+def test_a_long_tail_needs_classes() -> None:
+    recipe = make(
+        {"data": {"name": "diabetes", "long_tail": 0.1}, "objective": {"name": "regression"}}
+    )
+    with pytest.raises(RecipeError, match=r"data.long_tail = 0.1 needs classes; diabetes"):
+        read_data(recipe.data, 0, target="numbers")

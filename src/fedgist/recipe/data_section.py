@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from fedgist.core.bounds import BelowOne, NonNegativeInt, Positive, PositiveInt
+from fedgist.core.bounds import BelowOne, Fraction, NonNegativeInt, Positive, PositiveInt
 from fedgist.data import Augmentation
 from fedgist.data.division import Division, Within
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
@@ -178,6 +178,12 @@ class Data(OpenSection):
     """Use only this number of training rows. The default is all."""
     draw: Literal["first", "random"] = "first"
     """Which rows ``data.train_rows`` keeps: the first, or random rows drawn from the run's seed."""
+    long_tail: Fraction = 1.0
+    """Rows of the rarest class beside those of the most frequent, such as 0.01; 1 keeps all rows.
+
+    Class j of K keeps the share ``long_tail^(j / (K - 1))`` of its training rows, drawn from the
+    seed, which also draws the order of the classes (Cao et al. 2019, the exponential tail).
+    """
     validation: BelowOne = 0.0
     """Fraction of each client's training rows held out for validation.
 

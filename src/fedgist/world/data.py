@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,7 +70,7 @@ def read_data(
     data = _in_float32(data) if private else data
     data = with_moments(data, section.normalize, section.mean, section.std)
     data = replace(data, notes=(*data.notes, *notes_on_names(data, section.classes)))
-    data = _some(section, seed, data)
+    data = _long_tailed(section.long_tail, seed, _some(section, seed, data))
     check_augment(section.augment, data, "data.augment")
     if section.ranges:
         with_stated_ranges(data.columns, section.ranges, data.name)
@@ -142,6 +143,24 @@ def _some(section: Data, seed: int, data: Dataset) -> Dataset:
         return data.only(slice(wanted))
     key = random.key(seed, "training rows")
     return data.only(torch.tensor(random.choice(key, count, wanted)))
+
+
+def _long_tailed(rarest: float, seed: int, data: Dataset) -> Dataset:
+    """Return the data with fewer training rows of later classes, in an order drawn from the seed.
+
+    Each class keeps one row at least.
+    """
+    if rarest == 1.0:
+        return data
+    if data.target != "class":
+        raise RecipeError(f"data.long_tail = {rarest:g} needs classes; {data.name} has none")
+    key, count = random.key(seed, "long tail"), data.num_classes
+    order, kept = random.permutation(key, count).tolist(), list[Tensor]()
+    for place, label in enumerate(order):
+        rows = (data.y == label).nonzero()[:, 0]
+        most = math.ceil(len(rows) * rarest ** (place / max(1, count - 1)))
+        kept.append(rows[random.choice(random.fold(key, label), len(rows), most)])
+    return data.only(torch.cat(kept).sort().values)
 
 
 def check_moments(recipe: Recipe, *, named_sets: bool) -> None:

@@ -259,6 +259,8 @@ def _check_settings(recipe: Recipe) -> None:
         f"{unit}: train.sample_weights change how much a row adds": (
             section.unit == "record" and bool(recipe.train.sample_weights)
         ),
+        f"{unit}: with data.long_tail = {recipe.data.long_tail:g} a row more may be a row less of "
+        "another client": section.unit == "record" and recipe.data.long_tail < 1,
         f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "
         "data.std": recipe.data.normalize == "client",
         f"{unit}: privacy.min_replies = {section.min_replies} tells how many clients were drawn: "

@@ -68,6 +68,10 @@ def _of_data(recipe: Recipe) -> dict[str, tuple[bool, str]]:
     data, public = recipe.data, recipe.data.public
     problems = {
         "data.train_rows": (data.train_rows is not None, "a site uses all rows that it names"),
+        f"data.long_tail = {data.long_tail:g}": (
+            data.long_tail < 1,
+            "a site uses all rows that it names",
+        ),
         f"data.held_out = {data.held_out}": (bool(data.held_out), OWN_ROWS),
         "data.words": (data.words is not None, NO_TEXTS),
         f"objective.name = {recipe.objective.name!r}": (
