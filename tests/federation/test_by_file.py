@@ -246,6 +246,58 @@ def test_files_that_are_not_as_sent_are_refused_and_nothing_is_lost(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_site_that_leaves_takes_its_sums_out_of_the_totals(tmp_path: Path) -> None:
+    """The server and the others then have what a run without it would have given them."""
+    method = {"name": "analytic", "wire": "float64"}
+    with real_federation(tmp_path) as fed:
+        fed.write_recipe(analytic(method=method))
+        for name in ("berlin", "lyon"):
+            send(fed, name)
+        serve(fed, "without_ulm")
+        all_three = {"least_sites": 3, "least_replies": 3}
+        fed.write_recipe(analytic(method=method, federation=all_three))
+        fed.start_server()
+        for name in NAMES:
+            fed.write_site(name, state=f"online-{name}")
+            fed.start_site(name)
+        for label in ("server", *NAMES):
+            fed.wait_end(label)
+        fed.write_site("ulm", state="by-file-ulm")
+        kit, path = fed.folder / "kits/server", send(fed, "ulm")
+        command = ("forget", fed.run, "--reply", path, "--kit", kit)
+        good = path.read_bytes()
+        path.write_bytes(good[:-8] + bytes(8))
+        assert "it was cut or changed" in printed(fed, *command, ok=False)
+        path.write_bytes(good)
+        assert "the sums of ulm are out of the totals" in printed(fed, *command)
+        said = printed(fed, *command, ok=False)
+        assert "keeps nothing of client ulm" in said
+        after, expected = state_of(fed.run), state_of(tmp_path / "without_ulm")
+        assert after["server/heard"].tolist() == [1.0, 1.0, -1.0]
+        for name, array in expected.items():
+            if name != "server/heard":
+                torch.testing.assert_close(after[name], array, rtol=1e-5, atol=1e-6)
+        fed.start_server()
+        for name in ("berlin", "lyon"):
+            fed.start_site(name)
+        for label in ("server", "berlin", "lyon"):
+            fed.wait_end(label)
+        (model,) = (tmp_path / "online-lyon/models").iterdir()
+        rows, tables = tmp_path / "lyon.npz", []
+        fed.write_recipe(analytic(method=method))
+        site(fed, "lyon", "--from-file", tmp_path / "without_ulm/models.fedgist")
+        by_file = next(p for p in (tmp_path / "online-lyon/models").iterdir() if p != model)
+        for place in (model, by_file):
+            out = tmp_path / "predicted.csv"
+            fedgist("predict", place, rows, "--client", "0", "--out", out, cwd=tmp_path)
+            tables.append(out.read_text())
+        assert tables[0] == tables[1]
+        says = "is not a run of fedgist server over a network"
+        other = ("forget", tmp_path / "without_ulm", "--reply", path, "--kit", kit)
+        assert says in printed(fed, *other, ok=False)
+
+
+@pytest.mark.slow
 def test_what_needs_several_exchanges_is_refused(tmp_path: Path) -> None:
     with real_federation(tmp_path) as fed:
         path = tmp_path / "berlin.fedgist"

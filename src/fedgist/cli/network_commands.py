@@ -70,7 +70,7 @@ def server(
     fedgist watch runs/sepsis --serve
     fedgist server kits/server recipe.toml --from-files replies --out runs/sepsis
     """
-    _need("server")
+    need_network("server")
     from fedgist.federation.keys.kits import read_kit, split_address
     from fedgist.federation.server.serving import serve
     from fedgist.recipe.reading import read
@@ -150,7 +150,7 @@ def site(
     fedgist site kits/sites/berlin --recipe recipe.toml --to-file berlin.fedgist
     fedgist site kits/sites/berlin --recipe recipe.toml --from-file models.fedgist
     """
-    _need("site")
+    need_network("site")
     from fedgist.federation.keys.kits import read_kit
     from fedgist.federation.site.file import read_site_file
     from fedgist.federation.site.process import check_site, open_new_budget, take_part
@@ -216,7 +216,7 @@ def stop(kit: KitFolder) -> None:
 
 
 def _administer(name: str, kit: Path) -> None:
-    _need(name)
+    need_network(name)
     from fedgist.federation.keys.kits import read_kit
     from fedgist.federation.network.grpc_site import command
     from fedgist.federation.server.status import status_of
@@ -248,7 +248,8 @@ def _show(state: FederationStatus, *, stopping: bool) -> None:
     screen.print(table)
 
 
-def _need(name: str) -> None:
+def need_network(name: str) -> None:
+    """Raise an error with what to install, if a command needs a package that is missing."""
     for package in ("grpc", "cryptography.x509"):
         need(package, NEEDS.format(name))
 

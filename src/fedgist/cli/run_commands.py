@@ -16,7 +16,6 @@ from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import (
     FEDERATE,
     START,
-    ClientId,
     DataRoot,
     RecipeOrDemo,
     SeedOption,
@@ -26,7 +25,7 @@ from fedgist.cli.shared_options import (
     figure_option,
 )
 from fedgist.cli.value_origins import naming_origins
-from fedgist.errors import RecipeError, listed, printable
+from fedgist.errors import InputError, RecipeError, listed, printable
 from fedgist.recipe.reading import Recipe, read
 from fedgist.report.formatting import Sheet, bytes_text
 from fedgist.report.tables.run_tables import overview
@@ -174,24 +173,54 @@ def _check_rounds(rounds: int | None, resume: Path | None) -> None:
 @app.command(rich_help_panel=FEDERATE)
 def forget(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
-    client: ClientId,
+    client: Annotated[
+        str | None, typer.Option(metavar="CLIENT", help="A client, by number or name.")
+    ] = None,
+    reply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A leaving site's reply (fedgist site --to-file)."),
+    ] = None,
+    kit: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="With --reply: the server's kit.")
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Delete what a stopped run's server stores about one client, before the run is resumed.
 
     The servers of relaying methods (repshare, fd) store each client's latest message. Models that
     other clients trained with that message do not change. With analytic, a simulated client sends
-    its sums again, and they are taken out of the totals.
+    its sums again, and they are taken out of the totals. A site of a federation that leaves makes
+    its reply again as a file, and the server takes that out.
 
     Examples
     --------
     fedgist forget runs/mine --client 3 && fedgist run --resume runs/mine
+    fedgist forget runs/federation --reply ulm.fedgist --kit kits/server
     """
+    if (reply is None) == (client is None) or (reply is None) != (kit is None):
+        raise InputError("give --client CLIENT, or --reply FILE with --kit KIT")
+    if reply is not None and kit is not None:
+        name = _forget_site(folder, reply, kit)
+        again = "the same fedgist server command sends the others their model without it"
+        console().print(words(f"the sums of {name} are out of the totals of {folder}; {again}"))
+        return
+    assert client is not None
     from fedgist.recipe.overrides import Overrides
     from fedgist.runs import forgetting
 
     number = forgetting.forget(folder, client, Overrides(root=data_root))
     console().print(words(f"the server of {folder} keeps nothing of client {number}"))
+
+
+def _forget_site(folder: Path, reply: Path, kit: Path) -> str:
+    from fedgist.cli.network_commands import need_network
+
+    need_network("forget --reply")
+    from fedgist.federation.keys.kits import read_kit
+    from fedgist.federation.server.forgetting import forget_site
+    from fedgist.runs.round import Observer
+
+    return forget_site(read_kit(kit), folder, reply, Observer())
 
 
 @app.command(rich_help_panel=START)

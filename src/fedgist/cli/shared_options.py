@@ -78,10 +78,6 @@ DataRoot = Annotated[
         help="Folder of the data sets. Default: $FEDGIST_DATA if set, else the user's cache.",
     ),
 ]
-ClientId = Annotated[
-    str,
-    typer.Option("--client", help="A client's name, or its number from 0."),
-]
 ModelId = Annotated[
     str,
     typer.Option("--client", help="The model: a client's name or number from 0, or server/NAME."),

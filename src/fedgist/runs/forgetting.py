@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedgist.core.method import Reply
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.tree import named
 from fedgist.errors import CheckpointError, MethodError
@@ -36,17 +37,27 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
     with locked(folder):
         server_run, world = load_run(folder, given)
         with contextlib.closing(server_run.engine):
-            return _forget(server_run, folder, client_number(world.partition, client), client)
+            return forget_in(server_run, folder, client_number(world.partition, client), client)
 
 
-def _forget(server_run: ServerRun, folder: Path, number: int, client: int | str) -> int:
+def forget_in(
+    server_run: ServerRun,
+    folder: Path,
+    number: int,
+    client: int | str,
+    reply: Reply | None = None,
+) -> int:
+    """Replace the checkpoint in a folder by one without a client, and return its number.
+
+    ``reply`` is the client's message that is in the totals, if it was made again elsewhere.
+    """
     saved = checkpoints.load(folder)
     if saved is None:
         raise CheckpointError(f"{folder} has no checkpoint")
-    now, had = _without(server_run, saved, number)
+    now, had = _without(server_run, saved, number, reply)
     best, best_had = saved.best, False
     if best is not None:
-        best, best_had = _without(server_run, best, number)
+        best, best_had = _without(server_run, best, number, reply)
     if not (had or best_had):
         raise MethodError(f"the server keeps nothing of client {client} that it could forget")
     forgotten = (*saved.binding.forgotten, (saved.round, number))
@@ -55,13 +66,15 @@ def _forget(server_run: ServerRun, folder: Path, number: int, client: int | str)
     return number
 
 
-def _without(server_run: ServerRun, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
+def _without(
+    server_run: ServerRun, state: Checkpoint, client: int, reply: Reply | None
+) -> tuple[Checkpoint, bool]:
     """Return a state without the client's messages, and whether the server kept any of them."""
     server_run.restore(replace(state, best=None))
     engine = server_run.engine  # what arrives late would be kept again
     dropped = isinstance(engine, DelayedEngine) and engine.forget(client)
     before = {name: array.clone() for name, array in named(server_run.server).items()}
-    server_run.forget(client)
+    server_run.forget(client, reply)
     after = named(server_run.server)
     method = server_run.method
     if isinstance(method, PeerMethod) and method.kept_of(server_run.server, client) is not None:

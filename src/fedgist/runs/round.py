@@ -389,8 +389,10 @@ class ServerRun:
         else:
             engine.restore(merged(parts.read(), self.side.clients))
 
-    def forget(self, client: int) -> None:
+    def forget(self, client: int, reply: Reply | None = None) -> None:
         """Drop the messages of one client that the server keeps, or that are in its totals.
+
+        ``reply`` is the message that is in a total, if it was made again elsewhere.
 
         Raises
         ------
@@ -398,7 +400,8 @@ class ServerRun:
             If the client's message is in a total, and the client cannot send it again.
         """
         ctx, sent = self.context(EVALUATE), self.method.sent_in(self.server, client)
-        reply = None if sent is None else self._sent_again(client, *sent)
+        if sent is None or reply is None:
+            reply = None if sent is None else self._sent_again(client, *sent)
         name = "forget" if reply is None else "without"
         with watched(self.method, name, 0, *self._held):  # it is rare: in any round
             if reply is None:

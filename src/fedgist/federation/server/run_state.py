@@ -104,6 +104,11 @@ class RunStateFile:
         """Write down that sites have their last download."""
         self._change(finished=tuple(sorted({*self.state.finished, *sites})))
 
+    def forget(self, site: int) -> None:
+        """Write down that a site has left, and that the others lack the model without it."""
+        others = {other: key for other, key in self.state.last.items() if other != site}
+        self._change(last=others, finished=())
+
     def write(self) -> None:
         """Write the state."""
         self.state = self.state.model_copy(update={"whole": self.state.digest()})
