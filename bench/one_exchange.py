@@ -26,7 +26,7 @@ data = {{ name = "npy", path = "{folder}", read = "lazy", normalize = "none" }}
 partition = {{ name = "iid" }}
 clients = {{ num_clients = {clients} }}
 model = {{ name = "logistic" }}
-method = {{ name = "analytic", wire = "{wire}" }}
+method = {{ name = "analytic", wire = "{wire}", expand = 0 }}
 train = {{ num_rounds = 1 }}
 evaluate = {{ on = "test" }}
 """
