@@ -146,9 +146,16 @@ def test_sites_have_their_own_copies_of_one_encoder(tmp_path: Path) -> None:
         for name in NAMES:
             fed.write_site(name, model={"name": "transformers:copy", "frozen": True})
         assert f"encoder = '{digest}', feature_width = 16" in site(fed, "ulm", "--check")
+        tried = site(fed, "ulm", "--check")
+        assert "a message was made, and nothing is trained" in tried
         for name in NAMES:
             send(fed, name)
-        serve(fed)
+        said = serve(fed)
+        assert "by_file.new" not in said
+        (line,) = read_lines(tmp_path / "by_file/rounds.jsonl")
+        assert "train/loss" not in line  # nothing is trained
+        predict = ("predict", tmp_path / "by_file", tmp_path / "ulm.npz", "--client", "0")
+        assert "each site's is private" in printed(fed, *predict, ok=False)
         assert state_of(tmp_path / "by_file")["server/known/private/head/eta"].shape == (10, 17)
         said = site(fed, "ulm", "--from-file", tmp_path / "by_file/models.fedgist")
         assert "the trained model is in" in said
@@ -158,6 +165,11 @@ def test_sites_have_their_own_copies_of_one_encoder(tmp_path: Path) -> None:
         ):
             fed.write_site("berlin", model=model, state="state-anew")
             assert says in site(fed, "berlin", "--to-file", tmp_path / "b.fedgist", ok=False)
+        del raw["data"]["normalize"]
+        fed.write_recipe(raw)
+        said = serve(fed, ok=False)
+        assert "has its own normalization: use 'none'" in said
+        raw["data"]["normalize"] = "none"
         raw["facts"]["feature_width"] = 24
         fed.write_recipe(raw)
         fed.write_site(
@@ -311,4 +323,11 @@ def test_what_needs_several_exchanges_is_refused(tmp_path: Path) -> None:
             assert not path.exists()
         kit = fed.folder / "kits/sites/berlin"
         given = ("--config", tmp_path / "berlin.toml", "--to-file", path)
-        assert "need --recipe RECIPE" in printed(fed, "site", kit, *given, ok=False)
+        says = "--to-file needs --recipe RECIPE: the recipe that the server uses"
+        assert says in printed(fed, "site", kit, *given, ok=False)
+        assert "--to-file does not go with --check" in site(
+            fed, "berlin", "--to-file", path, "--check", ok=False
+        )
+        assert "--to-file does not go with --from-file" in site(
+            fed, "berlin", "--to-file", path, "--from-file", path, ok=False
+        )

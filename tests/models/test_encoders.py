@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
@@ -17,7 +18,7 @@ from PIL import Image
 
 import fedgist
 from fedgist.errors import InputError
-from fedgist.models.encoders import Preparation, _loaded, encoder_digest, features_of
+from fedgist.models.encoders import Preparation, _loaded, encoder_digest, encoder_width, features_of
 
 pytestmark = pytest.mark.slow
 
@@ -193,6 +194,31 @@ def test_what_is_no_encoder_is_refused(change: Any, says: str, tmp_path: Path) -
     change(path)
     with pytest.raises(InputError, match=says):
         fedgist.run(recipe_of(path), data=rows())
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the cache is read, or the error says so."""
+    path, asked = saved(tmp_path, "vit"), []
+
+    def nobody(name: str, *, timeout: float) -> None:
+        asked.append((name, timeout))
+        raise ConnectionError("nobody listens")
+
+    def in_cache(name: str, *, local_files_only: bool) -> str:
+        assert local_files_only
+        if name != "somebody/kept":
+            raise FileNotFoundError(name)
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, "model_info", nobody)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", in_cache)
+    assert encoder_width("somebody/kept") == encoder_width(str(path))
+    says = r"it is no folder, and the hub cannot be reached \(nobody listens\)"
+    with pytest.raises(ValueError, match=says):
+        encoder_width("somebody/new")
+    assert asked == [("somebody/kept", 5.0), ("somebody/new", 5.0)]
 
 
 def test_mistakes_in_a_recipe_are_named(tmp_path: Path) -> None:

@@ -162,11 +162,11 @@ def site(
             "--recipe belongs to --check, --to-file and --from-file: the server sends its recipe "
             "by itself"
         )
-    if by_file and (recipe is None or check or (to_file and from_file)):
-        raise InputError(
-            "--to-file and --from-file need --recipe RECIPE, and go neither together nor with "
-            "--check"
-        )
+    by_name = "--to-file" if to_file else "--from-file"
+    if by_file and (check or (to_file and from_file)):
+        raise InputError(f"{by_name} does not go with {'--check' if check else '--from-file'}")
+    if by_file and recipe is None:
+        raise InputError(f"{by_name} needs --recipe RECIPE: the recipe that the server uses")
     if new_data:
         _print(open_new_budget(table))
         return

@@ -98,7 +98,8 @@ class ClientHost:
         sizes = payloads(message, len(sent.ids))  # a sum does not show the bytes of its terms
         message, refused = screen_uploads(message, self.forms[key], len(sent.ids))
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
-        return Trained(accepted, refused, message, losses, sum(sizes[k] for k in accepted))
+        payload = sum(sizes[k] for k in accepted)
+        return Trained(accepted, refused, message, losses if phases else None, payload)
 
     def score(
         self, sent: SentCohort, split: Split, *, tuned_only: bool = False

@@ -55,10 +55,13 @@ class PredictRequest:
 
 @tree
 class Trained:
-    """The accepted uploads or their sum, refused clients, mean losses (K,), and upload bytes."""
+    """The accepted uploads or their sum, refused clients, mean losses (K,), and upload bytes.
+
+    There are no losses if nothing is trained.
+    """
 
     accepted: tuple[int, ...] = field(metadata=STATIC)  # places in the cohort
     refused: dict[int, str] = field(metadata=STATIC)
     message: Tree
-    losses: Tensor
+    losses: Tensor | None
     payload_bytes: int = field(metadata=STATIC)  # of the accepted uploads

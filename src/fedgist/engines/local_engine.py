@@ -79,7 +79,7 @@ class LocalEngine:
         for sent, trained in zip(cohorts_sent, results, strict=True):
             participants = [Asked(client, sent.architecture) for client in sent.ids]
             refused += [(participants[k], reason) for k, reason in sorted(trained.refused.items())]
-            if self.settings.share_measurements:
+            if self.settings.share_measurements and trained.losses is not None:
                 means = trained.losses.tolist()
                 losses.update({participants[k]: means[k] for k in trained.accepted})
             if not trained.accepted:

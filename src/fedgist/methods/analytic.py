@@ -9,6 +9,7 @@ https://arxiv.org/abs/2412.14326). See docs/methods/analytic.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
@@ -343,9 +344,8 @@ class Analytic(Method):
         """Return the number of random features that an architecture's rows get."""
         if self.expand != "raw_rows":
             return self.expand
-        start, linear = task.starts[name], self.head in LINEAR
-        raw = _is_raw(start) and linear and task.privacy is None and not self.project
-        return RANDOM if raw else 0
+        raw = _is_raw(task.starts[name]) and task.privacy is None and not self.project
+        return RANDOM if raw and self.head in LINEAR else 0
 
     def _width(self, architecture: Architecture, task: Task) -> int:
         extra = self._extra(architecture.name, task)
@@ -353,8 +353,8 @@ class Analytic(Method):
 
     def _plain(self, head: Head, task: Task) -> bool:
         """Whether scores are linear in the features of a net, so that it can hold the head."""
-        own_rows = len(head.key) > 0 or of_records(task.privacy) or self.head == "cosine"
-        return not own_rows and self.head != "qda"
+        own_rows = len(head.key) > 0 or of_records(task.privacy)
+        return not own_rows and self.head not in {"cosine", "qda"}
 
     def orders(self, server: Server, selected: Sequence[Order], ctx: Context) -> Sequence[Order]:
         """Return the orders to clients whose sums are not there yet, or, afterwards, are there.
@@ -375,8 +375,8 @@ class Analytic(Method):
         left_out = ctx.stage == CALIBRATE and known.spread is not None
         if left_out or (ctx.stage == REFINE and self.refine is True):
             return False
-        rows = rows_behind(known, ctx.task)
-        return not rows.is_meta and bool(rows < ENOUGH * (known.ahead.shape[1] - 1))
+        rows, m = rows_behind(known, ctx.task), known.ahead.shape[1] - 1
+        return not rows.is_meta and bool(rows < ENOUGH * m)
 
     def download(self, server: Server, order: Order, ctx: Context) -> Down:
         """Return the head; in the exchange, the key of the random features if there are any."""
@@ -502,8 +502,7 @@ class Analytic(Method):
     def sent_in(self, server: Server, client: int) -> tuple[int, str] | None:
         """Return the round in which a client sent the sums that are in a total."""
         number = int(server.heard[client])
-        apart = self.head == "means"
-        return None if apart or number <= 0 else (number, EXCHANGE)
+        return None if self.head == "means" or number <= 0 else (number, EXCHANGE)
 
     def without(self, server: Server, reply: Reply, ctx: Context) -> Server:
         """Return the heads without a client's sums, which it sent again."""
@@ -576,8 +575,7 @@ class Analytic(Method):
             scores = Scores(curves.weight, curves.bias)
             return head_of(before, scores, moments, self.head, self.prior)
         even = self.head == "ridge" and self.prior != "counts"
-        scores = LINEAR[self.head](moments.alike() if even else moments, penalty)
-        scores = scores.of_unscaled(scale)
+        scores = LINEAR[self.head](moments.alike() if even else moments, penalty).of_unscaled(scale)
         return head_of(before, scores, moments, self.head, self.prior)
 
     def _penalty(self, moments: Moments, known: Known, task: Task) -> Tensor:
@@ -590,8 +588,11 @@ class Analytic(Method):
 
 
 def _is_raw(start: Net) -> bool:
-    """Whether no body encodes the rows."""
-    return start.arch.frozen is None and not start.body
+    """Whether no body encodes the rows; a site's private body is one, though it is not seen."""
+    arch = start.arch
+    return (
+        arch.frozen is None and not start.body and arch.feature_width == math.prod(arch.input_shape)
+    )
 
 
 def _gone(heard: Tensor, client: int) -> Tensor:

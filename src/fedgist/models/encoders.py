@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedgist.core.objectives.next_word import SPECIAL
+from fedgist.errors import first_line
 from fedgist.models import PREFIX
 
 NEED = "model.name = 'transformers:...' needs transformers: pip install 'fedgist[encoders]'"
 CONFIG = "preprocessor_config.json"
+HUB_S = 5.0  # seconds in which the hub must answer
 COLORS = 3
 #: How PIL numbers the ways to resize that are known here, and torch's names of them.
 RESAMPLE = {0: "nearest-exact", 2: "bilinear", 3: "bicubic"}
@@ -293,10 +295,29 @@ def _reading(name: str) -> Iterator[tuple[ModuleType, str]]:
         raise ValueError(f"there is no folder {name}")
     try:
         with _quiet(library), torch.device("cpu"):
-            yield library, str(local) if local.is_dir() else name
+            yield library, str(local) if local.is_dir() else _on_hub(name)
     except (OSError, ValueError, ImportError) as error:
         first = " ".join(str(error).split())
         raise ValueError(f"{PREFIX}{name} cannot be read: {first[:300]}") from error
+
+
+def _on_hub(name: str) -> str:
+    """Return a repository's name, or its folder in the cache if the hub cannot be reached.
+
+    The library itself would try again and again, for half a minute for each file.
+    """
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        hub.model_info(name, timeout=HUB_S)
+    except hub.errors.HfHubHTTPError:  # it has answered: the library's own error says more
+        return name
+    except Exception as error:  # of the package that sends its requests
+        with contextlib.suppress(OSError):
+            return str(hub.snapshot_download(name, local_files_only=True))
+        raise ValueError(
+            f"it is no folder, and the hub cannot be reached ({first_line(error)})"
+        ) from error
+    return name
 
 
 def _transformers() -> ModuleType:

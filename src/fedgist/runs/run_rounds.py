@@ -67,7 +67,8 @@ class Place:
 
     ``files`` holds further texts to write by name, such as a simulation's class counts. ``inputs``
     holds digests of the run's inputs besides its recipe; None stands for the server's inputs.
-    ``notes`` are shown before the run's own notes. ``raising`` says that the user raised the number
+    ``notes`` are shown before the run's own notes. ``named`` is the folder that a user knows, if it
+    is another one until the run is complete. ``raising`` says that the user raised the number
     of rounds.
     """
 
@@ -77,6 +78,7 @@ class Place:
     inputs: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
     raising: bool = False
+    named: Path | None = None
 
 
 def run_server(
@@ -114,7 +116,7 @@ def run_server(
         state = start_server(side) if state is None else state
         server_run = ServerRun(side, engine, state, releases=releases, probe=probe)
         costs = _begin(server_run, place)
-        observer.began(side, str(place.folder or ""), server_run.round)
+        observer.began(side, str(place.named or place.folder or ""), server_run.round)
         notes = [*place.notes, *start_notes(side), *costs]
         _show_notes(observer, notes)
         switch = stop or threading.Event()

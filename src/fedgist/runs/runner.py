@@ -131,6 +131,11 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[ServerRun, W
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
     with naming_folder(folder):
         setup = resolve(recipe.changed({"engine.device": device}), given)
+        if setup.private_width is not None:
+            raise RecipeError(
+                "the server of this run has no models, because each site's is private: a site has "
+                "its own in the folder models of its state"
+            )
         world, server, engine = prepare_run(setup, workers=1)
     # models are used without the test sets that were given with them
     inputs = saved.binding.inputs

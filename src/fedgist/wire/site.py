@@ -346,7 +346,7 @@ class Site:
             return refusal(request, MessageError(CANNOT if hidden else reason, "work"))
         summed = reduction(type(trained.message)) == "sum"
         messages = {"upload": trained.message if summed else take(trained.message, 0)}
-        if self.settings.share_measurements:
+        if self.settings.share_measurements and trained.losses is not None:
             messages["loss"] = TrainingLoss(trained.losses[0].clone())
         return seal(request.model_copy(update={"purpose": "reply"}), messages)
 

@@ -39,6 +39,11 @@ def declared_facts(setup: Setup) -> DataFacts:
     columns = columns_of(section)
     _check_ranges(data, columns)
     shape = (sum(len(column.inputs) for column in columns),) if columns else section.input_shape
+    if section.encoder is not None and data.normalize != "none":
+        raise RecipeError(
+            f"data.normalize = {data.normalize!r}: the sites' encoder (facts.encoder) has its own "
+            "normalization: use 'none'"
+        )
     mean, std = _moments(data, shape, columns)
     return DataFacts(
         NAME,

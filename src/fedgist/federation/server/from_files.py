@@ -65,7 +65,7 @@ def serve_files(kit: Kit, recipe: Recipe, replies: Path, folder: Path, observer:
         _check_before(folder, found)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        _do_round(kit, plan, side, found, part, observer)
+        _do_round(kit, plan, side, found, Place(part, named=folder), observer)
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
@@ -193,10 +193,11 @@ class FilesEngine:
 
 
 def _do_round(
-    kit: Kit, plan: FilePlan, side: ServerContext, found: Replies, folder: Path, observer: Observer
+    kit: Kit, plan: FilePlan, side: ServerContext, found: Replies, place: Place, observer: Observer
 ) -> None:
     """Do the round, and write the run directory, the list of replies and the sites' models."""
-    there = [client for client in side.clients if client.id in found]
+    there, folder = [client for client in side.clients if client.id in found], place.folder
+    assert folder is not None  # the caller's
 
     def save_models(server_run: ServerRun, number: int | None) -> None:
         if number is not None:
@@ -212,7 +213,6 @@ def _do_round(
     patience = Patience(least_replies=len(found))
     remote = RemoteEngine(side.method, FileWire(found), run=plan.run, patience=patience)
     about = replace(side, online=lambda _: there)
-    place = Place(folder, None)
     run_server(about, FilesEngine(remote), place, observer, save_arrays=save_models)
 
 

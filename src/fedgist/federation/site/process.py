@@ -44,6 +44,8 @@ from fedgist.world.data import read_data
 from fedgist.world.declared import as_section
 from fedgist.world.privacy_budget import large_delta
 
+TRIED = "one step of training was done"
+TRIED_UNTRAINED = "a message was made, and nothing is trained"
 LOG = logging.getLogger(__name__)
 
 
@@ -171,7 +173,7 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
     part = site_part(as_federated(recipe), names, names.index(name), site, secret=0)
     check_run(part.side.setup, site)
     with as_workers_do():
-        try_training(part)
+        trains = try_training(part)
     data = part.data
     models = ", ".join(part.population.clients[0].architectures)
     models = models if site.model is None else f"{site.model.name}, which stays here"
@@ -181,7 +183,7 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
         *([] if delta is None else _about_delta(site, data, "privacy.delta", delta)),
         _about_data(data),
         *part.left_out,
-        f"model: {models}; one step of training was done",
+        f"model: {models}; {TRIED if trains else TRIED_UNTRAINED}",
         *(f"policy: {text}" for text in described(site)),
         *part.side.notes,
         *would_leave(part),

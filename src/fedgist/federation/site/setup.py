@@ -152,8 +152,10 @@ def _rows(
     return data, left_out
 
 
-def try_training(part: SitePart) -> None:
-    """Train on one batch and throw the result away, so that the first round is not the first try.
+def try_training(part: SitePart) -> bool:
+    """Answer with one batch and throw the answer away; return whether anything is trained.
+
+    The first round is then not the first try.
 
     Raises
     ------
@@ -164,6 +166,7 @@ def try_training(part: SitePart) -> None:
     size = max(LEAST_ROWS, part.side.setup.recipe.train.batch_size)
     few = replace(part.population, train=Rows.of([part.population.train[0][:size]]))
     plans = dict.fromkeys(part.task.architectures, Plan(1, stack=False))
+    trains = False
     with rows_stay_home(side.setup.recipe):
         try:
             host = ClientHost(side.method, part.task, few, part.settings, plans)
@@ -172,8 +175,10 @@ def try_training(part: SitePart) -> None:
                 for ctx, down in _downloads(part, host.key, order):
                     sent = SentCohort(ctx.round, ctx.stage, (client.id,), architecture, True, down)
                     host.train(sent)
+                    trains |= bool(side.method.phases(ctx))
         except (ValueError, RuntimeError, TypeError) as error:
             raise SiteError(f"a training step on this site's rows failed: {error}") from error
+    return trains
 
 
 def _downloads(
