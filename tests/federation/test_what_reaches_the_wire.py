@@ -15,11 +15,14 @@ PAGE = ROOT / "docs/security.md"
 #: What a site runs between a plan and a reply; the data sources are called in rows_stay_home alone.
 SITE = (
     *(f"site/{name}" for name in ("agent", "policy", "setup", "limits", "store", "ledger")),
+    "site/total_keys",
     *("network/invitation", "network/grpc_site", "agreement/recipe_check"),
     "agreement/server_setup",
 )
 FILES = [ROOT / f"src/fedgist/federation/{name}.py" for name in SITE]
 FILES += [ROOT / f"src/fedgist/wire/{name}.py" for name in ("site", "envelope")]
+FILES += sorted((ROOT / "src/fedgist/wire/secure").glob("*.py"))
+FILES = [file for file in FILES if file.name not in {"engine.py", "group.py"}]  # the server's
 SENDS = {"seal", "refusal", "note"}
 BY_ROWS = "the rows, in `rows_stay_home`"
 

@@ -87,6 +87,12 @@ class FederationSection(BaseModel):
 
     model_config = CLOSED
 
+    sums: Literal["plain", "secure"] = "plain"
+    """``secure``: the server gets totals of messages, and no message of a site by itself.
+
+    A total needs three sites of an architecture. Methods whose messages are read one by one are
+    refused, and losses and scores stay at the sites.
+    """
     least_sites: PositiveInt = 2
     """Number of sites that must be ready before a round begins. The server waits for them."""
     least_replies: PositiveInt | None = None

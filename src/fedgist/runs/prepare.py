@@ -22,6 +22,7 @@ from fedgist.runs.ray_engine import ray_engine
 from fedgist.runs.round import start_server
 from fedgist.wire.delayed_engine import DelayedEngine, by_chance
 from fedgist.wire.loopback_engine import LoopbackEngine
+from fedgist.world.secure_sums import check_secure_sums
 from fedgist.world.world import World, make_world
 
 PER_CORE = 4  # workers per core: more workers only wait for each other
@@ -99,7 +100,13 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
     if section.name == "loopback":
         _check_loopback(world)
         keep = section.checkpoint_every + 1  # rounds that a resumed server may ask for again
-        engine = LoopbackEngine(side.method, side.task, world.population, settings, keep)
+        about = side.method, side.task, world.population, settings, keep
+        engine = LoopbackEngine(*about, secure=setup.federation.sums == "secure")
+    elif setup.federation.sums == "secure":
+        raise RecipeError(
+            f"engine.name = {section.name!r} adds up what it can read: in a simulation, "
+            "federation.sums = 'secure' needs engine.name = 'loopback'"
+        )
     elif section.name == "ray" and workers is None:
         engine, shards = ray_engine(world, settings, say)
     else:
@@ -125,6 +132,7 @@ def _check_shards(world: World, shards: int) -> None:
 
 def _check_loopback(world: World) -> None:
     setup = world.server.setup
+    check_secure_sums(world.server)
     recipe = setup.recipe
     if world.server.method.merges_clients:
         raise RecipeError(

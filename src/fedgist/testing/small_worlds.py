@@ -179,12 +179,15 @@ def local_engine(small_world: World, plan: Plan = PAIRS, shards: int = 1) -> Loc
     return LocalEngine(*parts, shards=shards)
 
 
-def loopback(small_world: World, plan: Plan = ALONE, wire: Wire | None = None) -> LoopbackEngine:
+def loopback(
+    small_world: World, plan: Plan = ALONE, wire: Wire | None = None, *, secure: bool = False
+) -> LoopbackEngine:
     """Return the loop-back engine of a world; its sites are never stacked, so no plan is used."""
     del plan
     side = small_world.server
     settings = hosting_of(small_world)
-    return LoopbackEngine(side.method, side.task, small_world.population, settings, 4, wire)
+    about = side.method, side.task, small_world.population, settings, 4, wire
+    return LoopbackEngine(*about, secure=secure)
 
 
 def federation(

@@ -46,11 +46,13 @@ class Header(_Strict):
 
     ``purpose`` is ``train`` or ``score`` for a server's request to a client, ``finish`` for its
     last download, ``reply`` for a client's messages, and ``refusal`` for a client's reason against
-    an answer, with its ``kind``. ``attempt`` counts the requests for this stage: a server repeats
-    those without a reply if too few clients answered.
+    an answer, with its ``kind``. The others are the steps of a secure sum. ``attempt`` counts the
+    requests for this stage: a server repeats those without a reply if too few clients answered.
     """
 
-    purpose: Literal["train", "score", "finish", "reply", "refusal"]
+    purpose: Literal[
+        "train", "score", "finish", "reply", "refusal", "share", "mask", "confirm", "unmask"
+    ]
     run: Text
     round: Number
     stage: Text

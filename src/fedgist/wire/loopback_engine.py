@@ -6,15 +6,18 @@ engine is a simulation as well: it can read its sites' state and save it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 
 from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.tree import Tree, below, take
+from fedgist.data.sources.optional_packages import need
 from fedgist.engines.client_requests import SentCohort
-from fedgist.engines.engine import Answer, Scores, Split
+from fedgist.engines.engine import Answer, Engine, Scores, Split
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.process_control import as_workers_do
 from fedgist.training import cohort as cohorts
@@ -25,6 +28,7 @@ from fedgist.wire.site import Site, population_of_one
 from fedgist.wire.wire import LoopbackWire, Wire
 
 RUN = "loopback"
+NEED = "federation.sums = 'secure' needs cryptography: pip install 'fedgist[federation]'"
 
 
 class LoopbackEngine:
@@ -38,8 +42,13 @@ class LoopbackEngine:
         settings: HostSettings,
         rounds_kept: int = 2,
         wire: Wire | None = None,
+        *,
+        secure: bool = False,
     ) -> None:
-        """Make a site for each client; ``wire`` replaces the loop-back wire and must reach them."""
+        """Make a site for each client; ``wire`` replaces the loop-back wire and must reach them.
+
+        With ``secure`` their messages are added up so that the server sees totals alone.
+        """
         self.sites = {
             client.id: Site(
                 method,
@@ -51,13 +60,17 @@ class LoopbackEngine:
             )
             for place, client in enumerate(population.clients)
         }
-        handlers = {client: site.handle for client, site in self.sites.items()}
-        self.remote = RemoteEngine(method, wire or LoopbackWire(handlers), run=RUN)
+        self.handlers: dict[int, Callable[[bytes], bytes]]
+        self.handlers = {client: site.handle for client, site in self.sites.items()}
+        if secure:
+            self.handlers = _secure().secure_handlers(self.sites)
+        self.remote = RemoteEngine(method, wire or LoopbackWire(self.handlers), run=RUN)
+        self.asked: Engine = _secure().SecureEngine(self.remote) if secure else self.remote
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return the replies."""
         with as_workers_do():
-            return self.remote.ask(ctx, orders, downs)
+            return self.asked.ask(ctx, orders, downs)
 
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
@@ -88,6 +101,12 @@ class LoopbackEngine:
     def close(self) -> None:
         """Close the wire."""
         self.remote.close()
+
+
+def _secure() -> ModuleType:
+    """Return the module of secure sums, which needs a package that is not always there."""
+    need("cryptography", NEED)
+    return importlib.import_module("fedgist.wire.secure.local_keys")
 
 
 def task_of_site(task: Task, architectures: Sequence[str]) -> Task:

@@ -415,7 +415,7 @@ class RemoteEngine:
         again = {order.asked for order, _ in pairs}
         self.inbox.refused = [entry for entry in self.inbox.refused if entry[0] not in again]
         for order, down in pairs:
-            self.under_way[_key(ctx, order)] = _Asked(order, self._form(ctx, order, down))
+            self.under_way[_key(ctx, order)] = _Asked(order, self.form_of(ctx, order, down))
         recipients, messages = [order for order, _ in pairs], [down for _, down in pairs]
         envelopes = self._envelopes("train", ctx, recipients, messages, None, attempt)
         for client, blob in self._exchange(ctx, envelopes):
@@ -537,7 +537,8 @@ class RemoteEngine:
         if header.purpose not in ({purpose} if purpose else {"reply", "refusal"}):
             raise MessageError(header.reason or f"a {header.purpose} is not an answer")
 
-    def _form(self, ctx: Context, order: Order, down: Tree) -> Form:
+    def form_of(self, ctx: Context, order: Order, down: Tree) -> Form:
+        """Return the form of a valid reply to an order with a download."""
         key = (ctx.round == 0, ctx.stage, order.architecture)
         if key not in self.forms:
             self.forms[key] = upload_form(self.method, ctx, order.architecture, down)

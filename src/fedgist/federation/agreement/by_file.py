@@ -43,6 +43,11 @@ def file_plan(recipe: Recipe, kit: Kit) -> FilePlan:
             "privacy.where = 'central' adds noise to a total that all sites send together; a file "
             "is seen by itself: use 'local'"
         )
+    if setup.federation.sums == "secure":
+        raise RecipeError(
+            "federation.sums = 'secure' needs several answers of each site, and a file is one, "
+            "which the server sees by itself"
+        )
     digest = digest_of_recipe(setup.recipe)
     return FilePlan(setup, digest, of_text(f"{fingerprint(kit.root)} {digest}")[:16])
 

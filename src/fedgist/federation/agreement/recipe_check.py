@@ -34,9 +34,11 @@ def check_stated(recipe: Recipe) -> None:
 def as_federated(recipe: Recipe) -> Recipe:
     """Return a recipe as a federation runs it.
 
-    Under differential privacy, losses and scores stay at the sites, because no epsilon covers them.
+    Under differential privacy, losses and scores stay at the sites, because no epsilon covers them;
+    with secure sums, because they would be a site's own.
     """
-    if recipe.privacy.unit == "none":
+    secure = recipe.federation is not None and recipe.federation.sums == "secure"
+    if recipe.privacy.unit == "none" and not secure:
         return recipe
     return recipe.changed({"privacy.share_measurements": False})
 

@@ -130,6 +130,21 @@ def _checked(path: Path, kit: Kit, kind: str, most: int | None) -> SignedFile:
     return SignedFile(path, header, content, identity)
 
 
+def certificate_in(path: Path) -> bytes:
+    """Return the certificate of whoever signed a file of this member's own, which is not checked.
+
+    Raises
+    ------
+    MessageError
+        If the file is damaged.
+    """
+    try:
+        head, _, _ = _parts(path.read_bytes())
+        return FileHeader.model_validate_json(head).certificate.encode()
+    except (MessageError, ValidationError) as error:
+        raise MessageError(f"{path}: {first_line(error)}") from error
+
+
 def _parts(blob: bytes) -> tuple[bytes, bytes, bytes]:
     """Return header, signature and content."""
     start = len(MAGIC) + SIZE_BYTES + SIGNATURE_BYTES

@@ -18,6 +18,7 @@ from fedgist.federation.server.run_state import RunStateFile
 from fedgist.federation.server.status import StatusBoard
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.wire.remote_engine import RemoteEngine
+from fedgist.wire.secure.engine import SecureEngine
 
 LOOK_S = 0.2  # between looks at who is there
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a stage is asked again
@@ -38,6 +39,7 @@ class SitesEngine:
     took_part: frozenset[int] = frozenset()  # in all stages of the round
     news: list[str] = field(default_factory=list)  # sentences for the next round's line
     say: Callable[[str], None] = lambda _: None  # shows what a round waits for
+    sums: SecureEngine | None = None  # opens totals alone, if it is there
     stage: str = ""  # how the stage under way goes on
 
     def check_stop(self) -> None:
@@ -117,7 +119,7 @@ class SitesEngine:
         """Send each order with its download; return the replies."""
         self.pause_s = FIRST_PAUSE_S
         with self._waiting(f"round {ctx.round}, {ctx.stage}", ctx.round, len(orders)):
-            answer = self.remote.ask(ctx, orders, downs)
+            answer = (self.sums or self.remote).ask(ctx, orders, downs)
         parts: list[Subtotal | Reply] = [*answer.subtotals, *answer.each]
         sites = {a.client for part in parts if part.round == ctx.round for a in part.asked}
         place = self.remote.method.stages(ctx).index(ctx.stage)

@@ -50,6 +50,11 @@ def forget_site(kit: Kit, folder: Path, path: Path, observer: Observer) -> str:
             f"privacy.unit = {recipe.privacy.unit!r}: the site's noise is in the totals, and it "
             "cannot be drawn again"
         )
+    if recipe.federation is not None and recipe.federation.sums == "secure":
+        raise RecipeError(
+            "federation.sums = 'secure': the difference of totals with and without a site is what "
+            "the site sent"
+        )
     with locked(folder):
         state = RunStateFile.open(folder, ())
         side = checked_context(recipe, state.state.names, observer)

@@ -45,6 +45,8 @@ from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE, locked
 from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.wire.remote_engine import Patience, RemoteEngine
+from fedgist.wire.secure.engine import SecureEngine
+from fedgist.world.secure_sums import check_secure_sums
 from fedgist.world.server_context import ServerContext
 
 LOG = logging.getLogger(__name__)
@@ -251,6 +253,8 @@ def _run_of(
     )
     remote = RemoteEngine(side.method, wire, run=run, patience=patience)
     engine = SitesEngine(remote, wire, side.clients, section, state, board, stop, say=say)
+    if section.sums == "secure":
+        engine.sums = SecureEngine(remote, digest_of_recipe(side.recipe))
     wire.check, remote.before_repeating = engine.check_stop, engine.before_repeating
     side = replace(side, online=engine.online)
     desk = SiteDesk(side, state, board, roster, kit.certificate, stop, news=engine.news)
@@ -293,6 +297,7 @@ def checked_context(recipe: Recipe, names: Sequence[str], observer: Observer) ->
     saved_often = as_federated(recipe).changed({"engine.checkpoint_every": 1})
     setup = resolve(saved_often, Overrides())
     side = server_context(setup, names, observer.note)
+    check_secure_sums(side)
     notes = list(side.notes)
     if setup.private_width is None:  # an outline has no body to try the method on
         server, key = start_server(side), random.key(setup.recipe.seed).to(setup.device)

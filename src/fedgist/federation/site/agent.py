@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from filelock import BaseFileLock
 
@@ -12,6 +12,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.row_traces import traces
 from fedgist.engines.process_control import as_workers_do
 from fedgist.errors import FedgistError, MessageError, SiteError
+from fedgist.federation.keys.kits import Kit
 from fedgist.federation.network.frames import LARGEST_NOTE, Note
 from fedgist.federation.network.invitation import (
     Hello,
@@ -33,13 +34,16 @@ from fedgist.federation.site.policy import (
 )
 from fedgist.federation.site.setup import SitePart, setup_at_site, site_part, try_training
 from fedgist.federation.site.store import SiteStore, locked
+from fedgist.federation.site.total_keys import KitCredentials, TotalsBook
 from fedgist.recipe.reading import Recipe, recorded
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_arrays
 from fedgist.wire.envelope import header_of
+from fedgist.wire.secure.site import SecureSite
 from fedgist.wire.site import Site, SiteState, StageKey
 
 RUNS, MODELS, SECRET = "runs", "models", "secret"  # in the folder of a site's state
+TOTALS = "totals.json"  # in the folder of a run: the stages for which shares were given
 ROUNDS_KEPT = 2  # whose stages can be asked again
 
 
@@ -50,14 +54,23 @@ class Prepared:
     site: Site
     part: SitePart
     hello: Hello
+    handle: Callable[[bytes], bytes]
 
 
 class SiteAgent:
     """What a site does in a federation, whichever network carries its envelopes."""
 
-    def __init__(self, site: SiteFile, say: Callable[[str], None] = lambda _: None) -> None:
-        """Take part with the data, model and policy of a ``site.toml``; ``say`` shows notes."""
-        self.file, self.folder, self.say = site, site.state_folder, say
+    def __init__(
+        self,
+        site: SiteFile,
+        say: Callable[[str], None] = lambda _: None,
+        kit: Kit | None = None,
+    ) -> None:
+        """Take part with the data, model and policy of a ``site.toml``; ``say`` shows notes.
+
+        The kit's keys are needed for secure sums.
+        """
+        self.file, self.folder, self.say, self.kit = site, site.state_folder, say, kit
         self.prepared: Prepared | None = None
         self.lock: BaseFileLock | None = None
 
@@ -80,7 +93,7 @@ class SiteAgent:
                 raise
         last = max(before.site.done, default=None)
         hello = before.hello.model_copy(update={"last": last})
-        self.prepared = Prepared(before.site, before.part, hello)
+        self.prepared = replace(before, hello=hello)
         return hello.model_dump(mode="json")
 
     def hold(self) -> None:
@@ -109,7 +122,7 @@ class SiteAgent:
         if self.prepared is None:
             raise MessageError("a request came before the invitation")
         with as_workers_do():
-            reply = self.prepared.site.handle(envelope)
+            reply = self.prepared.handle(envelope)
         request = header_of(envelope)
         text = audit_log.sentence(request, reply)
         audit_log.write(self.folder, f"run {self.prepared.hello.run}: {text}")
@@ -169,7 +182,7 @@ class SiteAgent:
         audit_log.write(
             self.folder, f"run {invitation.run}: takes part as number {invitation.number}"
         )
-        return Prepared(site, part, hello)
+        return Prepared(site, part, hello, self._handler(invitation, part, site, store))
 
     def _stored(self, invitation: Invitation, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
         """Return the folder of a run's state, and the state, if this site has one of the run.
@@ -239,6 +252,28 @@ class SiteAgent:
             keep=store.keep,
             consent=policy,
         )
+
+    def _handler(
+        self, invitation: Invitation, part: SitePart, site: Site, store: SiteStore
+    ) -> Callable[[bytes], bytes]:
+        """Return what answers envelopes: the site itself, or in secure sums."""
+        if part.side.setup.federation.sums != "secure":
+            return site.handle
+        policy, kit = self.file.policy, self.kit
+        for name in part.population.clients[0].architectures:
+            count = sum(name in client.architectures for client in part.side.clients)
+            if count < policy.least_sites:
+                text = f"{self.file.file}: policy.least_sites = {policy.least_sites}; {count} have "
+                raise SiteError(f"{text}{name}", "policy", "least_sites")
+        if kit is None:
+            raise SiteError("secure sums need the keys of a kit")
+        return SecureSite(
+            site,
+            KitCredentials(kit, invitation.names, policy.sites),
+            recipe=invitation.digest,
+            least=policy.least_sites,
+            book=TotalsBook(store.folder / TOTALS),
+        ).handle
 
     def _secret(self) -> int:
         """Return a seed that the server does not know; it is made once."""

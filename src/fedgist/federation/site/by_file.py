@@ -14,6 +14,7 @@ from fedgist.federation.keys.kits import Kit
 from fedgist.federation.network.invitation import Invitation, recipe_text
 from fedgist.federation.network.signed_file import (
     SUFFIX,
+    certificate_in,
     envelopes_in,
     read_signed,
     write_signed,
@@ -45,7 +46,7 @@ def write_reply(
     plan = file_plan(recipe, kit)
     with _prepared(kit, site, plan, say) as agent:
         kept = site.state_folder / RUNS / plan.run / f"reply{SUFFIX}"
-        if kept.exists() and kit.certificate in kept.read_bytes().replace(b"\\n", b"\n"):
+        if kept.exists() and certificate_in(kept) == kit.certificate:
             say("this reply was made before: the same file is written again")
         else:
             reply = _answer(agent, plan)

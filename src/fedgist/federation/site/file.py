@@ -81,6 +81,16 @@ class PolicySection(BaseModel):
     """Largest number of parameters of all models that a run keeps here."""
     largest_upload: PositiveInt | None = None
     """Largest reply in bytes."""
+    sums: Literal["plain", "secure"] = "plain"
+    """``secure`` refuses each run whose server would see a message of the site by itself."""
+    least_sites: Annotated[int, Field(ge=3)] = 3
+    """Smallest number of sites of a total that this site takes part in, if sums are secure."""
+    sites: dict[str, str] = {}
+    """Fingerprints of the other sites' keys by name: no others may share a secure total.
+
+    Without any, the federation's root decides who is a site (``fedgist provision --list`` prints
+    fingerprints).
+    """
     scores_leave: bool | None = None
     """Whether training losses and scores leave the site.
 

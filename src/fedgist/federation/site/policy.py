@@ -82,6 +82,7 @@ def _settings(recipe: Recipe) -> dict[str, object]:
     table = recipe.model_dump(mode="json", exclude=set(WORK))
     settings = flat(table)
     settings.pop("clients.num_clients", None)  # the server counts its sites
+    settings["federation.sums"] = "plain" if recipe.federation is None else recipe.federation.sums
     return settings
 
 
@@ -107,6 +108,13 @@ def check_run(setup: Setup, site: SiteFile) -> None:
             f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds",
             "policy",
             "most_rounds",
+        )
+    if policy.sums == "secure" and setup.federation.sums != "secure":
+        raise SiteError(
+            f"{site.file}: policy.sums = 'secure'; the recipe has federation.sums = "
+            f"{setup.federation.sums!r}, by which the server sees this site's messages",
+            "policy",
+            "sums",
         )
     if privacy.unit == "record" and policy.least_rows > 1:
         raise SiteError(f"{site.file}: {LEAST_ROWS_TELL}", "policy", "least_rows")

@@ -70,7 +70,7 @@ def take_part(kit: Kit, site: SiteFile, say: Callable[[str], None]) -> None:
 
     if (note := expiry_note(kit.certificate)) is not None:
         tell(note)
-    agent = SiteAgent(site, tell)
+    agent = SiteAgent(site, tell, kit)
     agent.hold()
     check_rows_of_owner(site)
     tell(f"connecting to {kit.address} as {kit.name}")

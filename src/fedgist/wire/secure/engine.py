@@ -1,0 +1,236 @@
+"""The server's side of secure sums: it leads sites through the steps, and gets totals alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from fedgist.core.message import payload_bytes
+from fedgist.core.method import Context, Order
+from fedgist.core.replies import Asked, Subtotal
+from fedgist.core.tree import Tree
+from fedgist.engines.engine import Answer, Scores, Split
+from fedgist.errors import FederationError, MessageError, RecipeError
+from fedgist.wire.envelope import Header, Packed, in_parts, unseal
+from fedgist.wire.remote_engine import NO_REPLY, NOT_CONNECTED, RemoteEngine
+from fedgist.wire.secure.group import Group
+from fedgist.wire.secure.notes import Confirmations, Keys, Masked, Opened, Sealed, Survivors
+from fedgist.wire.secure.occasion import Advertised
+from fedgist.wire.secure.ring import decoded
+from fedgist.wire.secure.shares import LEAST
+from fedgist.wire.secure.site import LIMIT, about_of, occasion_of
+from fedgist.wire.site import SLACK
+
+N = TypeVar("N")
+
+
+@dataclass
+class Tried:
+    """What an attempt at a total has cost, and who has no part in it, each with the reason."""
+
+    refused: dict[int, str] = field(default_factory=dict)
+    absent: dict[int, str] = field(default_factory=dict)
+    final: set[int] = field(default_factory=set)
+    payload: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass
+class SecureEngine:
+    """Clients at sites that answer in secure sums; ``recipe`` is the recipe's digest."""
+
+    remote: RemoteEngine
+    recipe: str = ""
+
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
+        """Return the total of each architecture's clients.
+
+        Raises
+        ------
+        FederationError
+            If too few clients took part in every attempt.
+        """
+        answer, sizes, moved = Answer(), Counter[str](), [0, 0]
+        for name in dict.fromkeys(order.architecture for order in orders):
+            group = {
+                order.client: (order, down)
+                for order, down in zip(orders, downs, strict=True)
+                if order.architecture == name
+            }
+            part, tried, events = self._total(ctx, name, group)
+            lists = {
+                kind: tuple((Asked(n, name), why) for n, why in sorted(found.items()))
+                for kind, found in (("refused", tried.refused), ("absent", tried.absent))
+            }
+            answer = replace(
+                answer,
+                subtotals=(*answer.subtotals, *([] if part is None else [part])),
+                refused=(*answer.refused, *lists["refused"]),
+                absent=(*answer.absent, *lists["absent"]),
+                events=(*answer.events, *events),
+            )
+            sizes[name] += tried.payload
+            moved = [moved[0] + tried.received, moved[1] + tried.sent]
+        return replace(answer, upload_bytes=sizes, wire_bytes=(moved[0], moved[1]))
+
+    def score(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
+    ) -> Scores:
+        """Let each client score its model, if it shares its scores."""
+        return self.remote.score(ctx, orders, downs, split)
+
+    def close(self) -> None:
+        """Close the wire."""
+        self.remote.close()
+
+    def _total(
+        self, ctx: Context, name: str, group: Mapping[int, tuple[Order, Tree]]
+    ) -> tuple[Subtotal | None, Tried, list[str]]:
+        """Return a group's total after as many attempts as it needs, and what they have cost."""
+        tried, events, patience = Tried(), list[str](), self.remote.patience
+        if len(group) < LEAST:
+            why = f"a total that nobody can open needs {LEAST} sites with {name}"
+            tried.absent = dict.fromkeys(group, why)
+            return None, tried, events
+        where = f"round {ctx.round}, stage {ctx.stage}, {name}"
+        problem = ""
+        for attempt in range(1, patience.most_attempts + 1):
+            tried.refused, tried.absent = {}, {}
+            try:
+                return self._attempt(ctx, name, group, attempt, tried), tried, events
+            except MessageError as error:
+                problem = f"no total was opened: {error}" + _who(tried)
+            if len(group) - len(tried.final) < LEAST:
+                raise FederationError(f"{where}: {problem}; asking again cannot change that")
+            if attempt < patience.most_attempts:
+                events.append(f"{where} was asked again (attempt {attempt + 1}): {problem}")
+                self.remote.before_repeating(events[-1])
+        raise FederationError(f"{where} was asked {patience.most_attempts} times; {problem}")
+
+    def _attempt(
+        self,
+        ctx: Context,
+        name: str,
+        group: Mapping[int, tuple[Order, Tree]],
+        attempt: int,
+        tried: Tried,
+    ) -> Subtotal:
+        """Return the total of those whose masked numbers arrived; MessageError if it fails."""
+        down = Packed.of(next(iter(group.values()))[1])
+        for _, other in group.values():
+            if Packed.of(other).about.digest != down.about.digest:
+                raise RecipeError(
+                    f"method {self.remote.method.__class__.__name__} sends each client another "
+                    "download, which reads an answer through any mask: sums = 'plain'"
+                )
+        order, message = next(iter(group.values()))
+        form = self.remote.form_of(ctx, order, message)
+        header = Header(
+            purpose="train",
+            run=self.remote.run,
+            round=ctx.round,
+            stage=ctx.stage,
+            client=0,
+            architecture=name,
+            attempt=attempt,
+        )
+        occasion = occasion_of(header, about_of(self.recipe, down.about.digest))
+        length = sum(math.prod(shape) for _, shape in form.arrays.values())
+        sums, step = Group(occasion, length), _Steps(self.remote, ctx, header, tried, length)
+        asked = {n: {"download": down} for n in group if n not in tried.final}
+        sums.advertised = {n: _own(n, note) for n, note in step("train", asked, Keys).items()}
+        _check(sums.advertised, LEAST, "keys")
+        everyone = _to_each(sums.advertised, Keys.of(sums.advertised.values()))
+        sums.sealed = {n: note.all() for n, note in step("share", everyone, Sealed).items()}
+        _check(sums.sealed, sums.least, "shares")
+        of_each = {n: {"step": Sealed.of(sums.shares_for(n))} for n in sums.sealed}
+        for n, masked in step("mask", of_each, Masked).items():
+            sums.add_masked(n, masked.numbers.numpy().view(np.uint64))
+        _check(sums.masked, max(sums.least, self.remote.patience.least_replies), "numbers")
+        survivors = _to_each(sums.masked, Survivors.of(sums.masked))
+        signed = step("confirm", survivors, Confirmations)
+        confirmed = {n: note.all()[n] for n, note in signed.items() if n in note.all()}
+        _check(confirmed, sums.least, "confirmations")
+        opened = step("unmask", _to_each(confirmed, Confirmations.of(confirmed)), Opened)
+        total = decoded(sums.total({n: note.all() for n, note in opened.items()}), form)
+        return Subtotal(name, tuple(sorted(sums.masked)), ctx.round, ctx.stage, total)
+
+
+@dataclass
+class _Steps:
+    """One step after the other: requests to sites, and their answers after all checks."""
+
+    remote: RemoteEngine
+    ctx: Context
+    header: Header
+    tried: Tried
+    length: int
+
+    def __call__(
+        self, purpose: str, notes: Mapping[int, Mapping[str, Tree | Packed]], kind: type[N]
+    ) -> dict[int, N]:
+        """Send each site its note; return the answers by site. Others are refused or absent."""
+        envelopes = []
+        for n, messages in notes.items():
+            header = self.header.model_copy(update={"purpose": purpose, "client": n})
+            envelopes.append((n, in_parts(header, messages)))
+        self.tried.sent += sum(len(part) for _, parts in envelopes for part in parts)
+        largest = 8 * self.length + SLACK + LIMIT
+        deadline = self.remote.patience.deadline(self.ctx.round)
+        answers: dict[int, N] = {}
+        for n, blob in self.remote.wire.exchange(envelopes, deadline, largest):
+            self.tried.received += len(blob)
+            try:
+                answers[n] = self._answer(n, purpose, blob, largest, kind)
+            except MessageError as error:
+                self.tried.refused[n] = str(error)
+        present = self.remote.wire.present()
+        for n in notes:
+            if n not in answers and n not in self.tried.refused:
+                self.tried.absent[n] = NO_REPLY if n in present else NOT_CONNECTED
+        return answers
+
+    def _answer(self, n: int, purpose: str, blob: bytes, largest: int, kind: type[N]) -> N:
+        header, messages = unseal(blob, largest)
+        mine = self.header
+        expected = (mine.run, mine.round, mine.stage, mine.architecture, mine.attempt, n)
+        found = (header.run, header.round, header.stage, header.architecture, header.attempt)
+        if header.purpose == "refusal":
+            self.tried.final |= {n} if header.is_final else set()
+            raise MessageError(header.words)
+        if (*found, header.client) != expected or header.purpose != "reply":
+            raise MessageError("its answer is to another request")
+        note = messages.get(purpose)
+        if not isinstance(note, kind):
+            raise MessageError(f"its answer holds no {kind.__name__}")
+        self.tried.payload += payload_bytes(note)
+        return note
+
+
+def _own(n: int, note: Keys) -> Advertised:
+    """Return the keys that a site sent of itself."""
+    (advertised,) = note.all()
+    if advertised.member != n:
+        raise MessageError(f"site {n} sent keys of site {advertised.member}")
+    return advertised
+
+
+def _to_each(sites: Mapping[int, object], note: Tree) -> dict[int, Mapping[str, Tree | Packed]]:
+    packed = Packed.of(note)
+    return {n: {"step": packed} for n in sites}
+
+
+def _check(found: Mapping[int, object], least: int, what: str) -> None:
+    if len(found) < least:
+        raise MessageError(f"{len(found)} sites sent {what}, and {least} are needed")
+
+
+def _who(tried: Tried) -> str:
+    reasons = {**tried.absent, **tried.refused}
+    return "".join(f"; client {n}: {why}" for n, why in sorted(reasons.items()))

@@ -1,0 +1,72 @@
+"""Which runs can have secure sums: checked before anything is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fedgist.core import random
+from fedgist.core.message import reduction
+from fedgist.core.method import Context, Method, Order
+from fedgist.engines.message_form import asks_clients, upload_form
+from fedgist.errors import RecipeError
+from fedgist.wire.secure.shares import LEAST
+from fedgist.world.server_context import ServerContext
+
+KEY = "federation.sums = 'secure'"
+
+
+def check_secure_sums(side: ServerContext) -> None:
+    """Raise RecipeError if a recipe asks for secure sums that would show a site's message.
+
+    Raises
+    ------
+    RecipeError
+        If a message is read by itself, a group is too small, noise would be added to what nobody
+        has opened, or the same sums would be opened for other groups again.
+    """
+    recipe, method = side.setup.recipe, side.setup.recipe.method.name
+    if side.setup.federation.sums != "secure":
+        return
+    if alone := _read_alone(side):
+        raise RecipeError(f"{KEY}: the server of method {method} reads each {alone} by itself")
+    counts = Counter(name for client in side.clients for name in client.architectures)
+    for name, count in sorted(counts.items()):
+        if count < LEAST:
+            raise RecipeError(
+                f"{KEY}: {count} clients have {name}, and a total that nobody can open needs "
+                f"{LEAST} of an architecture"
+            )
+    if recipe.privacy.unit != "none" and recipe.privacy.where == "central":
+        raise RecipeError(
+            f"{KEY}: privacy.where = 'central' adds noise at the server, which the sites cannot "
+            "see: use 'local'"
+        )
+    if recipe.clients.delay:
+        raise RecipeError(f"{KEY}: a late message cannot be added to a total: clients.delay = 0")
+    frozen = [s for s in side.task.starts.values() if s.arch.frozen is not None and not s.body]
+    sends_once = type(side.method).sent_in is not Method.sent_in
+    if frozen and recipe.train.num_rounds > 1 and not sends_once:
+        raise RecipeError(
+            f"{KEY}: over frozen bodies a site sends the same sums in each round, and the "
+            "difference of two totals of other groups may be one site's: train.num_rounds = 1, or "
+            "method.name = 'analytic'"
+        )
+
+
+def _read_alone(side: ServerContext) -> str:
+    """Return the name of a message that is not added up, if the method has one."""
+    method, task, key = side.method, side.task, random.key(0)
+    server = method.init_server(Context(key, task, 0, "init"))
+    for number in (0, 1):
+        for stage in method.stages(Context(key, task, number, "")):
+            ctx = Context(key, task, number, stage)
+            for client in side.clients:
+                for name in client.architectures:
+                    order = Order(client.id, name)
+                    if not asks_clients(method, ctx, order):
+                        continue
+                    down = method.download(server, order, ctx)
+                    kind = upload_form(method, ctx, name, down).kind
+                    if reduction(kind) != "sum":
+                        return kind.__name__
+    return ""
