@@ -18,6 +18,7 @@ from fedgist.testing.small_worlds import ALONE, loopback, world_of
 from fedgist.wire.envelope import Header, header_of, unseal
 from fedgist.wire.loopback_engine import LoopbackEngine
 from fedgist.wire.remote_engine import Patience
+from fedgist.wire.secure.engine import SecureEngine
 from fedgist.wire.wire import LoopbackWire, Parts
 
 ANY_SIZE = 1 << 30
@@ -231,3 +232,40 @@ def test_each_client_must_get_the_same_download() -> None:
     downs[3] = type(downs[3])(downs[3].eta + 1)
     with pytest.raises(RecipeError, match="sends each client another download"):
         secure.engine.ask(ctx, orders, downs)
+
+
+class InMemory:
+    """Totals that last as long as a test."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+
+    def load(self, name: str) -> bytes | None:
+        return self.blobs.get(name)
+
+    def save(self, name: str, blob: bytes) -> None:
+        self.blobs[name] = blob
+
+
+def test_a_server_that_is_killed_after_a_total_goes_on_with_it() -> None:
+    """Its sites would open no second one; another stage has none that was kept."""
+    secure, wire = federation()
+    assert isinstance(secure.engine, LoopbackEngine)
+    assert isinstance(secure.engine.asked, SecureEngine)
+    secure.engine.asked.totals = InMemory()
+    before = secure.checkpoint().copied()
+    secure.do_round(1)
+    expected = {name: array.clone() for name, array in named(secure.server).items()}
+    sites = {client: site.host.state() for client, site in secure.engine.sites.items()}
+    secure.restore(before)
+    wire.seen.clear()
+    line, _ = secure.do_round(1)
+    assert not [blob for blob in wire.seen if header_of(blob).stage == "train"]
+    assert any("opened before the restart is used" in event for event in line["events"])
+    for name, array in named(secure.server).items():
+        assert torch.equal(array, expected[name])
+    for client, arrays in sites.items():
+        secure.engine.sites[client].host.restore(arrays)
+    line, _ = secure.do_round(2)
+    assert line["clients/replied"] == SITES
+    assert wire.seen

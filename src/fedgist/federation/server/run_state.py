@@ -22,6 +22,7 @@ from fedgist.runs.files.seals import of_file
 from fedgist.wire.site import StageKey
 
 NEVER: StageKey = (-1, 0, "")
+TOTALS = "checkpoint/totals"  # the last secure total of each architecture
 
 
 class RunState(BaseModel):
@@ -119,3 +120,23 @@ class RunStateFile:
         with self.lock:
             self.state = self.state.model_copy(update=values)
             self.write()
+
+
+@dataclass(frozen=True)
+class TotalsFolder:
+    """The last secure total of each architecture, a file each."""
+
+    folder: Path
+
+    def load(self, name: str) -> bytes | None:
+        """Return what was saved of an architecture, if anything was."""
+        path = self._path(name)
+        return path.read_bytes() if path.exists() else None
+
+    def save(self, name: str, blob: bytes) -> None:
+        """Replace what was saved; return when it would survive a restart."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files.write(self._path(name), blob, private=True)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / of_text(name)[:16]

@@ -34,7 +34,7 @@ from fedgist.federation.network.invitation import (
 )
 from fedgist.federation.network.wire import SiteWire
 from fedgist.federation.server.engine import LOOK_S, SitesEngine
-from fedgist.federation.server.run_state import RunStateFile
+from fedgist.federation.server.run_state import TOTALS, RunStateFile, TotalsFolder
 from fedgist.federation.server.status import SiteStatus, StatusBoard
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe
@@ -254,7 +254,8 @@ def _run_of(
     remote = RemoteEngine(side.method, wire, run=run, patience=patience)
     engine = SitesEngine(remote, wire, side.clients, section, state, board, stop, say=say)
     if section.sums == "secure":
-        engine.sums = SecureEngine(remote, digest_of_recipe(side.recipe))
+        totals = TotalsFolder(state.folder / TOTALS)
+        engine.sums = SecureEngine(remote, digest_of_recipe(side.recipe), totals)
     wire.check, remote.before_repeating = engine.check_stop, engine.before_repeating
     side = replace(side, online=engine.online)
     desk = SiteDesk(side, state, board, roster, kit.certificate, stop, news=engine.news)

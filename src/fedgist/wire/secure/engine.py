@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Scores, Split
 from fedgist.errors import FederationError, MessageError, RecipeError
-from fedgist.wire.envelope import Header, Packed, in_parts, unseal
+from fedgist.wire.envelope import Header, Packed, in_parts, seal, unseal
 from fedgist.wire.remote_engine import NO_REPLY, NOT_CONNECTED, RemoteEngine
 from fedgist.wire.secure.group import Group
 from fedgist.wire.secure.notes import Confirmations, Keys, Masked, Opened, Sealed, Survivors
@@ -27,6 +27,16 @@ from fedgist.wire.secure.site import LIMIT, about_of, occasion_of
 from fedgist.wire.site import SLACK
 
 N = TypeVar("N")
+
+
+class Totals(Protocol):
+    """Where a server keeps the last total of each architecture."""
+
+    def load(self, name: str) -> bytes | None:
+        """Return what was saved of an architecture, if anything was."""
+
+    def save(self, name: str, blob: bytes) -> None:
+        """Replace what was saved; return when it would survive a restart."""
 
 
 @dataclass
@@ -43,10 +53,15 @@ class Tried:
 
 @dataclass
 class SecureEngine:
-    """Clients at sites that answer in secure sums; ``recipe`` is the recipe's digest."""
+    """Clients at sites that answer in secure sums; ``recipe`` is the recipe's digest.
+
+    ``totals`` holds the last total of each architecture durably: its sites do not open it again if
+    the server is killed before its checkpoint.
+    """
 
     remote: RemoteEngine
     recipe: str = ""
+    totals: Totals | None = None
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Return the total of each architecture's clients.
@@ -99,13 +114,19 @@ class SecureEngine:
             tried.absent = dict.fromkeys(group, why)
             return None, tried, events
         where = f"round {ctx.round}, stage {ctx.stage}, {name}"
-        problem = ""
+        down, problem = self._download(group), ""
+        if (kept := self._kept(ctx, name, group, down)) is not None:
+            events.append(f"{where}: the total that was opened before the restart is used")
+            return kept, tried, events
         for attempt in range(1, patience.most_attempts + 1):
             tried.refused, tried.absent = {}, {}
             try:
-                return self._attempt(ctx, name, group, attempt, tried), tried, events
+                total = self._attempt(ctx, name, group, down, attempt, tried)
             except MessageError as error:
                 problem = f"no total was opened: {error}" + _who(tried)
+            else:
+                self._keep(total, about_of(self.recipe, down.about.digest))
+                return total, tried, events
             if len(group) - len(tried.final) < LEAST:
                 raise FederationError(f"{where}: {problem}; asking again cannot change that")
             if attempt < patience.most_attempts:
@@ -118,17 +139,11 @@ class SecureEngine:
         ctx: Context,
         name: str,
         group: Mapping[int, tuple[Order, Tree]],
+        down: Packed,
         attempt: int,
         tried: Tried,
     ) -> Subtotal:
         """Return the total of those whose masked numbers arrived; MessageError if it fails."""
-        down = Packed.of(next(iter(group.values()))[1])
-        for _, other in group.values():
-            if Packed.of(other).about.digest != down.about.digest:
-                raise RecipeError(
-                    f"method {self.remote.method.__class__.__name__} sends each client another "
-                    "download, which reads an answer through any mask: sums = 'plain'"
-                )
         order, message = next(iter(group.values()))
         form = self.remote.form_of(ctx, order, message)
         header = Header(
@@ -160,6 +175,50 @@ class SecureEngine:
         opened = step("unmask", _to_each(confirmed, Confirmations.of(confirmed)), Opened)
         total = decoded(sums.total({n: note.all() for n, note in opened.items()}), form)
         return Subtotal(name, tuple(sorted(sums.masked)), ctx.round, ctx.stage, total)
+
+    def _download(self, group: Mapping[int, tuple[Order, Tree]]) -> Packed:
+        """Return the download of a group, which is one for all; RecipeError if it is not."""
+        packed = {id(down): Packed.of(down) for _, down in group.values()}
+        if len({one.about.digest for one in packed.values()}) > 1:
+            raise RecipeError(
+                f"method {type(self.remote.method).__name__} sends each client another download, "
+                "which reads an answer through any mask: federation.sums = 'plain'"
+            )
+        return next(iter(packed.values()))
+
+    def _keep(self, total: Subtotal, about: str) -> None:
+        """Write down a total."""
+        if self.totals is None:
+            return
+        header = Header(
+            purpose="reply",
+            run=self.remote.run,
+            round=total.round,
+            stage=total.stage,
+            client=0,
+            architecture=total.architecture,
+            reason=about,
+        )
+        survivors = Survivors.of(total.clients)
+        messages = {"total": total.message, "survivors": survivors}
+        self.totals.save(total.architecture, seal(header, messages))
+
+    def _kept(
+        self, ctx: Context, name: str, group: Mapping[int, tuple[Order, Tree]], down: Packed
+    ) -> Subtotal | None:
+        """Return the total of this very stage, if it was opened before."""
+        blob = None if self.totals is None else self.totals.load(name)
+        if blob is None:
+            return None
+        header, messages = unseal(blob, len(blob))
+        about = about_of(self.recipe, down.about.digest)
+        expected = (self.remote.run, ctx.round, ctx.stage, about)
+        clients = tuple(sorted(messages["survivors"].all()))
+        if (header.run, header.round, header.stage, header.reason) != expected:
+            return None
+        if not set(clients) <= group.keys():
+            return None
+        return Subtotal(name, clients, ctx.round, ctx.stage, messages["total"])
 
 
 @dataclass

@@ -1,0 +1,74 @@
+"""What secure sums cost: seconds of each step, of all sites in one process, and bytes of a site.
+
+    python bench/secure.py [SITES NUMBERS LOST]
+
+The default is 50 sites with 12,500 numbers (50 kB as float32) each, none and 16 of them lost after
+they had shared, and 3 sites with 2,500,000 (10 MB). ``keys`` are the first two steps, which do not
+depend on the numbers; a site's part of the others is the time divided by the sites.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedgist.core.message import payload_bytes
+from fedgist.wire.secure.group import Group
+from fedgist.wire.secure.local_keys import LocalCredentials
+from fedgist.wire.secure.member import Member
+from fedgist.wire.secure.notes import Confirmations, Keys, Opened, Sealed
+from fedgist.wire.secure.occasion import Occasion
+
+CASES = ((50, 12_500, 0), (50, 12_500, 16), (3, 2_500_000, 0))
+
+
+def measured(sites: int, numbers: int, lost: int) -> dict[str, float]:
+    """Return the seconds of the steps of one total, and the bytes that a site sends beside it."""
+    keys = {n: Ed25519PrivateKey.generate() for n in range(sites)}
+    public = {n: key.public_key() for n, key in keys.items()}
+    occasion = Occasion("bench", 1, "train", 1, "mlp", "")
+    members = {n: Member(n, occasion, LocalCredentials(keys[n], public), 3) for n in range(sites)}
+    values = np.random.default_rng(0).integers(0, 2**40, numbers, dtype=np.uint64)
+    group, seconds = Group(occasion, numbers), dict[str, float]()
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+
+    with timed("keys"):
+        group.advertised = {n: member.advertise() for n, member in members.items()}
+        everyone = [*group.advertised.values()]
+        group.sealed = {n: member.share(everyone) for n, member in members.items()}
+    there = range(lost, sites)
+    with timed("mask"):
+        for n in there:
+            group.add_masked(n, members[n].mask(group.shares_for(n), values))
+    with timed("open"):
+        confirmed = {n: members[n].confirm(frozenset(there)) for n in there}
+        answers = {n: members[n].unmask(confirmed) for n in there}
+    with timed("total"):
+        total = group.total(answers)
+    assert np.array_equal(total, values * np.uint64(len(there)))
+    last = sites - 1
+    sent = [Keys.of([group.advertised[last]]), Sealed.of(group.sealed[last])]
+    sent += [Confirmations.of({last: confirmed[last]}), Opened.of(answers[last])]
+    return seconds | {"bytes beside 8 a number": sum(payload_bytes(note) for note in sent)}
+
+
+def main() -> None:
+    """Print a line for each case."""
+    given = tuple(int(word) for word in sys.argv[1:])
+    for sites, numbers, lost in (given,) if given else CASES:
+        found = ", ".join(f"{k} {v:.3g}" for k, v in measured(sites, numbers, lost).items())
+        print(f"{sites} sites, {numbers} numbers, {lost} lost: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Whom a site shares a secure total with, and its book of totals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedgist.errors import SiteError
+from fedgist.federation.keys import provision
+from fedgist.federation.keys.certificates import fingerprint
+from fedgist.federation.keys.kits import Kit, read_kit
+from fedgist.federation.site.total_keys import KitCredentials, TotalsBook
+
+NAMES = ("berlin", "lyon", "ulm")
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kit]:
+    found = {}
+    for root in ("one", "other"):
+        folder = tmp_path_factory.mktemp(root)
+        table = {"name": root, "server": "localhost:7777", "sites": list(NAMES), "keys": "central"}
+        (folder / "f.toml").write_text(tomli_w.dumps(table | {"administrators": ["anna"]}))
+        provision.provision(folder / "f.toml", folder / "kits")
+        for name in NAMES:
+            found[f"{root} {name}"] = read_kit(folder / "kits/sites" / name)
+        found[f"{root} anna"] = read_kit(folder / "kits/administrators/anna")
+    return found
+
+
+def of(kit: Kit, **pinned: str) -> KitCredentials:
+    return KitCredentials(kit, NAMES, pinned)
+
+
+def test_a_signature_is_that_of_the_site_of_a_number(kits: dict[str, Kit]) -> None:
+    here, ulm = of(kits["one berlin"]), of(kits["one ulm"])
+    text, signed = b"text", ulm.sign(b"text")
+    assert here.is_signed(2, ulm.certificate, text, signed)
+    assert not here.is_signed(1, ulm.certificate, text, signed)  # another site's number
+    assert not here.is_signed(7, ulm.certificate, text, signed)  # nobody's
+    assert not here.is_signed(2, ulm.certificate, b"other", signed)
+    assert not here.is_signed(2, here.certificate, text, signed)
+    assert not here.is_signed(2, b"no certificate", text, signed)
+
+
+@pytest.mark.parametrize("who", ["other ulm", "one anna"])
+def test_only_sites_of_the_federation_are_trusted(kits: dict[str, Kit], who: str) -> None:
+    here, strange = of(kits["one berlin"]), of(kits[who])
+    names = (*NAMES[:2], "anna") if who == "one anna" else NAMES
+    here = KitCredentials(here.kit, names, {})
+    assert not here.is_signed(2, strange.certificate, b"text", strange.sign(b"text"))
+
+
+def test_a_site_may_name_the_keys_of_the_others(kits: dict[str, Kit]) -> None:
+    ulm, lyon = of(kits["one ulm"]), of(kits["one lyon"])
+    here = of(kits["one berlin"], ulm=fingerprint(ulm.certificate))
+    assert here.is_signed(2, ulm.certificate, b"text", ulm.sign(b"text"))
+    assert not here.is_signed(1, lyon.certificate, b"text", lyon.sign(b"text"))  # not listed
+    assert here.is_signed(0, here.certificate, b"text", here.sign(b"text"))  # itself
+    wrong = of(kits["one berlin"], ulm=fingerprint(lyon.certificate))
+    assert not wrong.is_signed(2, ulm.certificate, b"text", ulm.sign(b"text"))
+
+
+def test_a_book_outlives_its_process(tmp_path: Path) -> None:
+    path, stage = tmp_path / "totals.json", (3, "train", "mlp")
+    book = TotalsBook(path)
+    assert not book.holds(stage)
+    book.add(stage)
+    again = TotalsBook(path)
+    assert again.holds(stage)
+    assert not again.holds((3, "train", "lenet5"))
+    path.write_text("[[3]]")
+    with pytest.raises(SiteError, match="cannot be read"):
+        TotalsBook(path)
