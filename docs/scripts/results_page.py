@@ -36,6 +36,7 @@ from results_prose import Sources, rendered, updated
 
 DATA = RESULTS / "data"
 VERDICTS = {"holds", "in part", "does not", "not tested"}
+LOSS_COLUMN = "eval/client/loss_mean"
 REFERENCE = "local"  # what sharing gains is the difference from it
 DOCS = Path(__file__).parents[1]
 #: Other pages with the tables of an experiment, and the page of results and experiment it is of.
@@ -107,7 +108,17 @@ def _accuracies(found: Experiment) -> Sheet:
     at, comparable = found.options.get("at", 0), found.options.get("comparable", True)
     # the paper's numbers are of the first metric
     cells = [replace(cell, paper=None) if found.metric else cell for cell in found.cells]
-    return accuracies(cells, REFERENCE, found.reference, at=at, comparable=comparable)
+    table = accuracies(cells, REFERENCE, found.reference, at=at, comparable=comparable)
+    return _with_losses(table, found) if found.options.get("losses") else table
+
+
+def _with_losses(table: Sheet, found: Experiment) -> Sheet:
+    """Return the table with a column of the log loss after the last round."""
+    losses = experiment({**found.options, "losses": False, "metric": LOSS_COLUMN}, found.data)
+    shown = _accuracies(losses)
+    place = shown.columns.index("ours")
+    rows = [(*row, loss[place]) for row, loss in zip(table.rows, shown.rows, strict=True)]
+    return replace(table, columns=(*table.columns, "log loss"), rows=tuple(rows))
 
 
 def by_rows(table: Sheet) -> Sheet:
