@@ -61,6 +61,7 @@ from workloads import (
 
 from lazy import LAZY_PEAK, RATIO, lazy
 from methods import methods
+from secure import SECURE_LIMITS, secure
 
 TARGETS = {
     "W1.ratio": 5.0,
@@ -101,6 +102,7 @@ LIMITS = {
     **NETWORK_LIMITS,
     **LIMITS_OF_SERVER,
     **LIMITS_OF_CLUSTER,
+    **SECURE_LIMITS,
 }
 
 
@@ -378,6 +380,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "lazy": lazy,
     "federation": federation,
     "cluster": cluster,
+    "secure": secure,
 }
 
 

@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 NAMESPACE, NEW_NETWORK = "TEST_NETWORK_NAMESPACE", 0x40000000  # CLONE_NEWNET
-#: What kills a process, by name: a module, a class in it, a function of the class.
+#: What kills a process, by name: a module, a class in it, a function of the class, and the
+#: purpose of a request, if it matters.
 POINTS = {
-    "site training": ("fedgist.engines.client_host", "ClientHost", "train"),
-    "server updating": ("fedgist.runs.round", "ServerRun", "_update"),
+    "site training": ("fedgist.engines.client_host", "ClientHost", "train", ""),
+    "server updating": ("fedgist.runs.round", "ServerRun", "_update", ""),
+    **{
+        f"site at {step}": ("fedgist.wire.secure.site", "SecureSite", "_answer", step)
+        for step in ("share", "mask", "confirm", "unmask")
+    },
 }
 
 
@@ -30,9 +35,9 @@ def run(words: list[str]) -> None:
     point, number, marker, *sys.argv[1:] = words
     sys.argv[0] = "fedgist"
     if point:
-        module, owner, name = POINTS[point]
+        module, owner, name, purpose = POINTS[point]
         kind = getattr(importlib.import_module(module), owner)
-        setattr(kind, name, killing(getattr(kind, name), int(number), Path(marker)))
+        setattr(kind, name, killing(getattr(kind, name), int(number), Path(marker), purpose))
     importlib.import_module("fedgist.cli.main").main()
 
 
@@ -43,12 +48,15 @@ def enter(space: str) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def killing(function: Callable[..., Any], number: int, marker: Path) -> Callable[..., Any]:
+def killing(
+    function: Callable[..., Any], number: int, marker: Path, purpose: str = ""
+) -> Callable[..., Any]:
     """Return a function that kills the process in a round, instead of being called."""
 
     def killed(*given: Any, **named: Any) -> Any:
         rounds = [getattr(value, "round", None) for value in given[1:]]
-        if number in rounds and not marker.exists():
+        asked = not purpose or purpose in [getattr(value, "purpose", None) for value in given[1:]]
+        if number in rounds and asked and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*given, **named)

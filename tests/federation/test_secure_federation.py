@@ -83,3 +83,52 @@ def test_what_would_show_a_message_is_refused(tmp_path: Path) -> None:
             kit, table = fed.folder / "kits/sites/ulm", tmp_path / "ulm.toml"
             said = fedgist("site", kit, "--config", table, *about, cwd=tmp_path, code=2)
             assert says in " ".join(said.stderr.split())
+
+
+FOUR = (*NAMES, "oslo")
+
+
+def four(tmp_path: Path) -> Any:
+    """A federation of four sites, of which one may be lost; the fourth has rows of another."""
+    return real_federation(tmp_path, names=FOUR)
+
+
+def started(fed: RealFederation, dies: str, **federation: Any) -> None:
+    """Write recipe and sites, and start all; the fourth is killed at a step in round 2."""
+    quick = {"least_sites": 4, "least_replies": 3, "deadline_s": 20.0} | federation
+    raw = recipe("fedlog", rounds=3, model={"name": "mlp"})
+    fed.write_recipe(raw | {"federation": quick | {"sums": "secure"}})
+    fed.write_site("oslo", data={"name": "npz", "path": "ulm.npz"})
+    fed.start_server()
+    for name in FOUR:
+        fed.start_site(name, dies=(dies, 2) if name == "oslo" else None)
+
+
+@pytest.mark.parametrize("step", ["share", "mask", "confirm", "unmask"])
+def test_a_site_that_is_killed_at_a_step_is_not_missed(step: str, tmp_path: Path) -> None:
+    """The total is that of the three others until its numbers are there, and then of all four."""
+    with four(tmp_path) as fed:
+        started(fed, f"site at {step}")
+        fed.wait_killed("oslo")
+        fed.start_site("oslo")
+        for label in ("server", *FOUR):
+            fed.wait_end(label)
+        replied = [line["clients/replied"] for line in fed.rounds() if line["round"] > 0]
+        assert replied == [4, 3 if step in {"share", "mask"} else 4, 4]
+
+
+def test_a_server_that_is_killed_with_a_total_goes_on_with_it(tmp_path: Path) -> None:
+    with real_federation(tmp_path) as fed:
+        raw = recipe("fedlog", rounds=3, model={"name": "mlp"})
+        fed.write_recipe(raw | {"federation": ALL | {"sums": "secure"}})
+        fed.start_server(dies=("server updating", 2))
+        for name in NAMES:
+            fed.start_site(name)
+        fed.wait_killed("server")
+        fed.start_server()
+        for label in ("server", *NAMES):
+            fed.wait_end(label)
+        lines = {line["round"]: line for line in fed.rounds()}
+        assert [line["clients/replied"] for line in lines.values() if line["round"]] == [3, 3, 3]
+        events = lines[2]["events"]
+        assert any("opened before the restart is used" in event for event in events)
