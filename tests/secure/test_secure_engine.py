@@ -20,6 +20,7 @@ from fedgist.wire.loopback_engine import LoopbackEngine
 from fedgist.wire.remote_engine import Patience
 from fedgist.wire.secure.engine import SecureEngine
 from fedgist.wire.wire import LoopbackWire, Parts
+from fedgist.world import secure_sums
 
 ANY_SIZE = 1 << 30
 STEPS = ("train", "share", "mask", "confirm", "unmask")
@@ -269,3 +270,12 @@ def test_a_server_that_is_killed_after_a_total_goes_on_with_it() -> None:
     line, _ = secure.do_round(2)
     assert line["clients/replied"] == SITES
     assert wire.seen
+
+
+def test_a_message_above_the_limit_is_refused_with_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(secure_sums, "MOST_NUMBERS", 100)
+    says = "a message of 611 numbers would be masked for each other site; the limit is 100"
+    with pytest.raises(RecipeError, match=says):
+        fedgist.run(SMALL | SECURE | {"method": {"name": "fedavg"}})

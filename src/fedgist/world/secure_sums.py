@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator
 
 from fedgist.core import random
-from fedgist.core.message import reduction
+from fedgist.core.message import Form, reduction
 from fedgist.core.method import Context, Method, Order
 from fedgist.engines.message_form import asks_clients, upload_form
 from fedgist.errors import RecipeError
@@ -13,6 +15,7 @@ from fedgist.wire.secure.shares import LEAST
 from fedgist.world.server_context import ServerContext
 
 KEY = "federation.sums = 'secure'"
+MOST_NUMBERS = 50_000_000  # in a message: an upload of 400 MB, and a second for each other site
 
 
 def check_secure_sums(side: ServerContext) -> None:
@@ -27,8 +30,17 @@ def check_secure_sums(side: ServerContext) -> None:
     recipe, method = side.setup.recipe, side.setup.recipe.method.name
     if side.setup.federation.sums != "secure":
         return
-    if alone := _read_alone(side):
-        raise RecipeError(f"{KEY}: the server of method {method} reads each {alone} by itself")
+    for form in _uploads(side):
+        if reduction(form.kind) != "sum":
+            raise RecipeError(
+                f"{KEY}: the server of method {method} reads each {form.kind.__name__} by itself"
+            )
+        count = sum(math.prod(shape) for _, shape in form.arrays.values())
+        if count > MOST_NUMBERS:
+            raise RecipeError(
+                f"{KEY}: a message of {count:,} numbers would be masked for each other site; the "
+                f"limit is {MOST_NUMBERS:,}"
+            )
     counts = Counter(name for client in side.clients for name in client.architectures)
     for name, count in sorted(counts.items()):
         if count < LEAST:
@@ -53,20 +65,14 @@ def check_secure_sums(side: ServerContext) -> None:
         )
 
 
-def _read_alone(side: ServerContext) -> str:
-    """Return the name of a message that is not added up, if the method has one."""
+def _uploads(side: ServerContext) -> Iterator[Form]:
+    """Yield the form of each message that clients send in the first rounds."""
     method, task, key = side.method, side.task, random.key(0)
     server = method.init_server(Context(key, task, 0, "init"))
     for number in (0, 1):
         for stage in method.stages(Context(key, task, number, "")):
             ctx = Context(key, task, number, stage)
-            for client in side.clients:
-                for name in client.architectures:
-                    order = Order(client.id, name)
-                    if not asks_clients(method, ctx, order):
-                        continue
-                    down = method.download(server, order, ctx)
-                    kind = upload_form(method, ctx, name, down).kind
-                    if reduction(kind) != "sum":
-                        return kind.__name__
-    return ""
+            for name in task.architectures:
+                clients = [c.id for c in side.clients if name in c.architectures]
+                if clients and asks_clients(method, ctx, order := Order(clients[0], name)):
+                    yield upload_form(method, ctx, name, method.download(server, order, ctx))
