@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import fedgist
-from fedgist.core.tree import named
+from fedgist.core.tree import map_leaves, named
 from fedgist.errors import FederationError, RecipeError
 from fedgist.recipe.reading import make
 from fedgist.runs.round import ServerRun, start_server
 from fedgist.testing.small_worlds import ALONE, loopback, world_of
-from fedgist.wire.envelope import Header, header_of, unseal
+from fedgist.wire.envelope import Header, header_of, seal, unseal
 from fedgist.wire.loopback_engine import LoopbackEngine
 from fedgist.wire.remote_engine import Patience
 from fedgist.wire.secure.engine import SecureEngine
@@ -279,3 +279,45 @@ def test_a_message_above_the_limit_is_refused_with_its_size(
     says = "a message of 611 numbers would be masked for each other site; the limit is 100"
     with pytest.raises(RecipeError, match=says):
         fedgist.run(SMALL | SECURE | {"method": {"name": "fedavg"}})
+
+
+def test_a_message_is_in_one_total_whatever_the_run_is_called() -> None:
+    """A second run of the same recipe, with other sites, would differ by one message."""
+    secure, wire = federation()
+    requests: list[bytes] = []
+    site = wire.clients[0]
+
+    def noting(envelope: bytes) -> bytes:
+        requests.append(envelope)
+        return site(envelope)
+
+    wire.clients[0] = noting
+    secure.do_round(1)
+    first = next(r for r in requests if header_of(r).purpose == "train")
+    secure_site: Any = site.__self__  # type: ignore[attr-defined]
+    secure_site.site.run = "another"
+    header, messages = unseal(first, ANY_SIZE)
+    again = seal(header.model_copy(update={"run": "another", "attempt": 2}), messages)
+    answer = header_of(site(again))
+    assert answer.purpose == "refusal"
+    assert "this very message is in a total already" in answer.reason
+
+
+@pytest.mark.parametrize("step", ["train", "share", "mask", "confirm", "unmask"])
+def test_a_site_that_answers_nonsense_is_left_out(step: str) -> None:
+    """Whatever it sends, the others open their total, or the attempt fails in words."""
+    secure, wire = federation(attempts=2)
+    site = wire.clients[4]
+
+    def broken(envelope: bytes) -> bytes:
+        request, reply = header_of(envelope), site(envelope)
+        if request.purpose != step:
+            return reply
+        header, messages = unseal(reply, ANY_SIZE)
+        note = messages[step]
+        changed = map_leaves(lambda array: array.repeat(2, *[1] * (array.dim() - 1)), note)
+        return seal(header, {step: changed})
+
+    wire.clients[4] = broken
+    line, _ = secure.do_round(1)
+    assert line["clients/replied"] == (SITES if step in {"confirm", "unmask"} else SITES - 1)

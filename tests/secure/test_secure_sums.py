@@ -106,6 +106,38 @@ def test_survivor_lists_that_differ_open_nothing() -> None:
     assert view.masked
 
 
+def test_members_that_were_shown_other_lists_have_nothing_in_common() -> None:
+    """The server shows each a group of its own, in which the threshold is another."""
+    sites = members(range(6))
+    advertised = {n: sites[n].advertise() for n in range(6)}
+    lists = {n: range(3) if n == 0 else range(6) for n in range(6)}
+    sealed = {n: sites[n].share([advertised[m] for m in lists[n]]) for n in range(6)}
+    with pytest.raises(MessageError, match="sealed shares were changed"):
+        sites[0].mask({1: sealed[1][0], 2: sealed[2][0]}, numbers(6, 3)[0])
+
+
+def test_confirmations_of_an_attempt_before_do_not_count() -> None:
+    """Not even under the same number, by the same sites, for the same survivors."""
+    before = members(range(3))
+    _, view = until_masked(before, numbers(3, 3))
+    old = {n: before[n].confirm(frozenset(range(3))) for n in range(3)}
+    sites = members(range(3))
+    until_masked(sites, numbers(3, 3))
+    sites[0].confirm(frozenset(range(3)))
+    with pytest.raises(MessageError, match="confirmed another group"):
+        sites[0].unmask(old)
+    assert view.masked
+
+
+def test_one_certificate_is_one_member() -> None:
+    """A site that works for the server counts once, whatever numbers the server gives it."""
+    sites = members(range(3))
+    advertised = [sites[n].advertise() for n in range(3)]
+    twice = dataclasses.replace(advertised[2], certificate=advertised[1].certificate)
+    with pytest.raises(MessageError, match="or two certificates"):
+        sites[0].share([*advertised[:2], twice])
+
+
 @pytest.mark.parametrize("step", ["advertise", "share", "mask", "confirm", "unmask"])
 def test_no_step_is_done_twice(step: str) -> None:
     sites, values = members(range(3)), numbers(3, 3)

@@ -39,11 +39,12 @@ from fedgist.recipe.reading import Recipe, recorded
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_arrays
 from fedgist.wire.envelope import header_of
-from fedgist.wire.secure.site import SecureSite
+from fedgist.wire.secure.site import LIMIT, SecureSite
 from fedgist.wire.site import Site, SiteState, StageKey
+from fedgist.world.secure_sums import check_secure_sums
 
 RUNS, MODELS, SECRET = "runs", "models", "secret"  # in the folder of a site's state
-TOTALS = "totals.json"  # in the folder of a run: the stages for which shares were given
+TOTALS = "totals.json"  # beside the runs: what a total was opened of
 ROUNDS_KEPT = 2  # whose stages can be asked again
 
 
@@ -115,7 +116,11 @@ class SiteAgent:
 
     def largest(self) -> int:
         """Return the size in bytes of the largest envelope that this site opens."""
-        return LARGEST_NOTE if self.prepared is None else self.prepared.site.largest_request()
+        if self.prepared is None:
+            return LARGEST_NOTE
+        plain = self.prepared.site.largest_request()
+        secure = self.prepared.part.side.setup.federation.sums == "secure"
+        return max(plain, LIMIT) if secure else plain
 
     def answer(self, envelope: bytes) -> bytes:
         """Answer an envelope, and write down in words what the answer tells."""
@@ -182,7 +187,7 @@ class SiteAgent:
         audit_log.write(
             self.folder, f"run {invitation.run}: takes part as number {invitation.number}"
         )
-        return Prepared(site, part, hello, self._handler(invitation, part, site, store))
+        return Prepared(site, part, hello, self._handler(invitation, part, site))
 
     def _stored(self, invitation: Invitation, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
         """Return the folder of a run's state, and the state, if this site has one of the run.
@@ -254,11 +259,14 @@ class SiteAgent:
         )
 
     def _handler(
-        self, invitation: Invitation, part: SitePart, site: Site, store: SiteStore
+        self, invitation: Invitation, part: SitePart, site: Site
     ) -> Callable[[bytes], bytes]:
         """Return what answers envelopes: the site itself, or in secure sums."""
         if part.side.setup.federation.sums != "secure":
             return site.handle
+        check_secure_sums(part.side)  # a server may not have done so
+        if len(set(invitation.names)) < len(invitation.names):
+            raise SiteError("the server names a site twice", "plan")
         policy, kit = self.file.policy, self.kit
         for name in part.population.clients[0].architectures:
             count = sum(name in client.architectures for client in part.side.clients)
@@ -272,7 +280,7 @@ class SiteAgent:
             KitCredentials(kit, invitation.names, policy.sites),
             recipe=invitation.digest,
             least=policy.least_sites,
-            book=TotalsBook(store.folder / TOTALS),
+            book=TotalsBook(self.folder / TOTALS),
         ).handle
 
     def _secret(self) -> int:

@@ -13,7 +13,6 @@ from fedgist.errors import KitError, SiteError, first_line
 from fedgist.federation.keys.certificates import SITE, check_client, fingerprint, is_signed, sign
 from fedgist.federation.keys.kits import Kit
 from fedgist.runs.files import atomic_files as files
-from fedgist.wire.secure.site import Stage
 
 
 @dataclass(frozen=True)
@@ -49,26 +48,25 @@ class KitCredentials:
 
 @dataclass
 class TotalsBook:
-    """The stages for which a site gave shares, in a file: ``[round, stage, architecture]``."""
+    """The stages and messages for which a site gave shares in any run, in a file."""
 
     path: Path
-    stages: set[Stage] = field(init=False)
+    names: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stages = set()
+        self.names = set()
         if self.path.exists():
             try:
-                entries = TypeAdapter(list[Stage]).validate_json(self.path.read_bytes())
+                self.names = set(TypeAdapter(list[str]).validate_json(self.path.read_bytes()))
             except (OSError, ValueError) as error:
                 text = f"{self.path} cannot be read ({first_line(error)}): put it back from a copy"
                 raise SiteError(text) from error
-            self.stages = set(entries)
 
-    def holds(self, stage: Stage) -> bool:
-        """Return whether shares were given for a stage."""
-        return stage in self.stages
+    def holds(self, name: str) -> bool:
+        """Return whether shares were given for a stage, or for a message by its digest."""
+        return name in self.names
 
-    def add(self, stage: Stage) -> None:
-        """Write a stage down; return when it would survive a restart."""
-        self.stages.add(stage)
-        files.write(self.path, json.dumps(sorted(self.stages)) + "\n", private=True)
+    def add(self, *names: str) -> None:
+        """Write them down; return when they would survive a restart."""
+        self.names |= {*names}
+        files.write(self.path, json.dumps(sorted(self.names), indent=0) + "\n", private=True)

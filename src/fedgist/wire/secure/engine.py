@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
-
-import numpy as np
 
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Order
@@ -19,8 +17,8 @@ from fedgist.errors import FederationError, MessageError, RecipeError
 from fedgist.wire.envelope import Header, Packed, in_parts, seal, unseal
 from fedgist.wire.remote_engine import NO_REPLY, NOT_CONNECTED, RemoteEngine
 from fedgist.wire.secure.group import Group
+from fedgist.wire.secure.member import Unmasked
 from fedgist.wire.secure.notes import Confirmations, Keys, Masked, Opened, Sealed, Survivors
-from fedgist.wire.secure.occasion import Advertised
 from fedgist.wire.secure.ring import decoded
 from fedgist.wire.secure.shares import LEAST
 from fedgist.wire.secure.site import LIMIT, about_of, occasion_of
@@ -159,21 +157,28 @@ class SecureEngine:
         length = sum(math.prod(shape) for _, shape in form.arrays.values())
         sums, step = Group(occasion, length), _Steps(self.remote, ctx, header, tried, length)
         asked = {n: {"download": down} for n in group if n not in tried.final}
-        sums.advertised = {n: _own(n, note) for n, note in step("train", asked, Keys).items()}
+        step("train", asked, Keys, lambda n, note: sums.add_keys(n, note.all()))
         _check(sums.advertised, LEAST, "keys")
         everyone = _to_each(sums.advertised, Keys.of(sums.advertised.values()))
-        sums.sealed = {n: note.all() for n, note in step("share", everyone, Sealed).items()}
+        step("share", everyone, Sealed, lambda n, note: sums.add_sealed(n, note.all()))
         _check(sums.sealed, sums.least, "shares")
         of_each = {n: {"step": Sealed.of(sums.shares_for(n))} for n in sums.sealed}
-        for n, masked in step("mask", of_each, Masked).items():
-            sums.add_masked(n, masked.numbers.numpy().view(np.uint64))
+        step("mask", of_each, Masked, lambda n, note: sums.add_masked(n, note.ring()))
         _check(sums.masked, max(sums.least, self.remote.patience.least_replies), "numbers")
-        survivors = _to_each(sums.masked, Survivors.of(sums.masked))
-        signed = step("confirm", survivors, Confirmations)
-        confirmed = {n: note.all()[n] for n, note in signed.items() if n in note.all()}
+        survivors, confirmed = _to_each(sums.masked, Survivors.of(sums.masked)), dict[int, bytes]()
+
+        def confirm(n: int, note: Confirmations) -> None:
+            confirmed[n] = note.all()[n]
+
+        step("confirm", survivors, Confirmations, confirm)
         _check(confirmed, sums.least, "confirmations")
-        opened = step("unmask", _to_each(confirmed, Confirmations.of(confirmed)), Opened)
-        total = decoded(sums.total({n: note.all() for n, note in opened.items()}), form)
+        opened: dict[int, Unmasked] = {}
+
+        def unmask(n: int, note: Opened) -> None:
+            opened[n] = note.all()
+
+        step("unmask", _to_each(confirmed, Confirmations.of(confirmed)), Opened, unmask)
+        total = decoded(sums.total(opened), form)
         return Subtotal(name, tuple(sorted(sums.masked)), ctx.round, ctx.stage, total)
 
     def _download(self, group: Mapping[int, tuple[Order, Tree]]) -> Packed:
@@ -232,28 +237,32 @@ class _Steps:
     length: int
 
     def __call__(
-        self, purpose: str, notes: Mapping[int, Mapping[str, Tree | Packed]], kind: type[N]
-    ) -> dict[int, N]:
-        """Send each site its note; return the answers by site. Others are refused or absent."""
+        self,
+        purpose: str,
+        notes: Mapping[int, Mapping[str, Tree | Packed]],
+        kind: type[N],
+        take: Callable[[int, N], None],
+    ) -> None:
+        """Send each site its note, and take each answer; other sites are refused or absent."""
         envelopes = []
         for n, messages in notes.items():
             header = self.header.model_copy(update={"purpose": purpose, "client": n})
             envelopes.append((n, in_parts(header, messages)))
         self.tried.sent += sum(len(part) for _, parts in envelopes for part in parts)
         largest = 8 * self.length + SLACK + LIMIT
-        deadline = self.remote.patience.deadline(self.ctx.round)
-        answers: dict[int, N] = {}
+        deadline, answered = self.remote.patience.deadline(self.ctx.round), set[int]()
         for n, blob in self.remote.wire.exchange(envelopes, deadline, largest):
             self.tried.received += len(blob)
+            answered.add(n)
             try:
-                answers[n] = self._answer(n, purpose, blob, largest, kind)
+                take(n, self._answer(n, purpose, blob, largest, kind))
             except MessageError as error:
                 self.tried.refused[n] = str(error)
+            except (ValueError, KeyError, TypeError, RuntimeError):
+                self.tried.refused[n] = f"its {kind.__name__} cannot be used"
         present = self.remote.wire.present()
-        for n in notes:
-            if n not in answers and n not in self.tried.refused:
-                self.tried.absent[n] = NO_REPLY if n in present else NOT_CONNECTED
-        return answers
+        for n in notes.keys() - answered:
+            self.tried.absent[n] = NO_REPLY if n in present else NOT_CONNECTED
 
     def _answer(self, n: int, purpose: str, blob: bytes, largest: int, kind: type[N]) -> N:
         header, messages = unseal(blob, largest)
@@ -270,14 +279,6 @@ class _Steps:
             raise MessageError(f"its answer holds no {kind.__name__}")
         self.tried.payload += payload_bytes(note)
         return note
-
-
-def _own(n: int, note: Keys) -> Advertised:
-    """Return the keys that a site sent of itself."""
-    (advertised,) = note.all()
-    if advertised.member != n:
-        raise MessageError(f"site {n} sent keys of site {advertised.member}")
-    return advertised
 
 
 def _to_each(sites: Mapping[int, object], note: Tree) -> dict[int, Mapping[str, Tree | Packed]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,9 +32,33 @@ class Group:
         """The number of sites that each step needs."""
         return shares.threshold(len(self.advertised))
 
+    def add_keys(self, member: int, keys: Sequence[Advertised]) -> None:
+        """Add the keys that a site sent of itself.
+
+        Raises
+        ------
+        MessageError
+            If they are another site's.
+        """
+        if [key.member for key in keys] != [member]:
+            raise MessageError("it sent other keys than its own")
+        self.advertised[member] = keys[0]
+
     def shares_for(self, member: int) -> dict[int, bytes]:
         """Return the sealed shares for a member, by the site that made them."""
         return {n: mine[member] for n, mine in self.sealed.items() if n != member}
+
+    def add_sealed(self, member: int, sealed: Mapping[int, bytes]) -> None:
+        """Add a site's sealed shares.
+
+        Raises
+        ------
+        MessageError
+            If they are not for all other sites.
+        """
+        if sealed.keys() != self.advertised.keys() - {member}:
+            raise MessageError("it sent shares for other sites than those of the group")
+        self.sealed[member] = sealed
 
     def add_masked(self, member: int, values: Ring) -> None:
         """Add a site's masked numbers.
@@ -58,6 +82,7 @@ class Group:
         """
         if len(answers) < self.least:
             raise MessageError(f"{len(answers)} sites gave shares, and {self.least} are needed")
+        occasion = self.occasion.of_group(self.advertised.values())
         total = np.zeros(self.length, np.uint64)
         for values in self.masked.values():
             total += values
@@ -70,7 +95,7 @@ class Group:
                 raise MessageError(f"a wrong share of site {gone} was given")
             for member in self.masked:
                 public = self.advertised[member].masking
-                pair = pair_mask(self.occasion, private, public, gone, member)
+                pair = pair_mask(occasion, private, public, gone, member)
                 stretched = masks.mask(pair, self.length)
                 total = total - stretched if member < gone else total + stretched
         return total

@@ -77,6 +77,7 @@ class Member:
         self._step("share")
         self.others = {other.member: other for other in advertised}
         self._check_group(advertised)
+        self.occasion = self.occasion.of_group(advertised)
         least, places = shares.threshold(len(self.others)), [n + 1 for n in self.others]
         of_key = shares.split(self.masking, places, least)
         of_seed = shares.split(self.seed, places, least)
@@ -159,8 +160,9 @@ class Member:
         if (own.sealing, own.masking) != mine:
             raise MessageError("this site's own keys were replaced")
         public = [key for other in advertised for key in (other.sealing, other.masking)]
-        if len(set(public)) < len(public):
-            raise MessageError("two keys of a group are the same")
+        papers = [other.certificate for other in advertised if other.certificate]
+        if len(set(public)) < len(public) or len(set(papers)) < len(papers):
+            raise MessageError("two keys of a group are the same, or two certificates")
         for other in advertised:
             text = other.signed_text(self.occasion)
             if not self._is_signed(other, text, other.signature):

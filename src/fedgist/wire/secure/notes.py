@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from fedgist.errors import MessageError
 from fedgist.wire.secure.masks import KEY
 from fedgist.wire.secure.member import Unmasked
 from fedgist.wire.secure.occasion import Advertised
+from fedgist.wire.secure.ring import Ring
 from fedgist.wire.secure.shares import LENGTH
 
 _TABLE = 2  # dimensions
@@ -72,6 +74,12 @@ class Masked:
     """Masked numbers, (length,): integers modulo 2^64."""
 
     numbers: Tensor
+
+    def ring(self) -> Ring:
+        """Return the numbers."""
+        if self.numbers.dtype != torch.int64 or self.numbers.dim() != 1:
+            raise MessageError("masked numbers are a list of integers")
+        return self.numbers.numpy().view(np.uint64)
 
 
 @message(reduce="each")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class Occasion:
 
     ``group`` names the architecture, or all. ``about`` is the digest of the recipe and of the
     download, which must be the same for all: a server that sent each site another model could read
-    its answer through any mask.
+    its answer through any mask. ``keys`` is the digest of all that the members advertised for
+    this attempt: those who were shown other lists, or keys of before, have nothing in common.
     """
 
     run: str
@@ -23,6 +24,13 @@ class Occasion:
     attempt: int
     group: str
     about: str
+    keys: str = ""
+
+    def of_group(self, advertised: Iterable[Advertised]) -> Occasion:
+        """Return the occasion of the members with these keys, once they are known."""
+        listed = sorted(advertised, key=lambda one: one.member)
+        whole = [(o.member, o.sealing.hex(), o.masking.hex(), o.certificate.hex()) for o in listed]
+        return replace(self, keys=hashlib.sha256(json.dumps(whole).encode()).hexdigest())
 
     def text(self, purpose: str, *numbers: int) -> bytes:
         """Return bytes that no other occasion, purpose or sites have."""

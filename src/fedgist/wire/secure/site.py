@@ -31,28 +31,28 @@ LOG = logging.getLogger(__name__)
 
 
 class Book(Protocol):
-    """The stages for which a site gave shares."""
+    """The stages and the messages for which a site gave shares, in all its runs."""
 
-    def holds(self, stage: Stage) -> bool:
-        """Return whether shares were given for a stage."""
+    def holds(self, name: str) -> bool:
+        """Return whether shares were given for a stage, or for a message by its digest."""
 
-    def add(self, stage: Stage) -> None:
-        """Write a stage down; return when it would survive a restart."""
+    def add(self, *names: str) -> None:
+        """Write a stage and a message down; return when they would survive a restart."""
 
 
 class MemoryBook:
     """A book that lasts as long as its process."""
 
     def __init__(self) -> None:
-        self.stages: set[Stage] = set()
+        self.names: set[str] = set()
 
-    def holds(self, stage: Stage) -> bool:
-        """Return whether shares were given for a stage."""
-        return stage in self.stages
+    def holds(self, name: str) -> bool:
+        """Return whether shares were given for it."""
+        return name in self.names
 
-    def add(self, stage: Stage) -> None:
-        """Write a stage down."""
-        self.stages.add(stage)
+    def add(self, *names: str) -> None:
+        """Write them down."""
+        self.names |= {*names}
 
 
 @dataclass
@@ -93,7 +93,10 @@ class SecureSite:
         except MessageError:
             return self.site.handle(envelope)  # it refuses in words
         if request.purpose in STEPS:
-            return self._refusing(request, lambda: self._step(request, envelope))
+            if (attempt := self._attempt_of(request)) is None:
+                text = f"this site is not in attempt {request.attempt} at a total"
+                return refusal(request, MessageError(text))
+            return self._refusing(request, lambda: self._step(request, attempt, envelope))
         reply = self.site.handle(envelope)
         if request.purpose != "train" or header_of(reply).purpose != "reply":
             return reply
@@ -114,10 +117,17 @@ class SecureSite:
     def _begin(self, request: Header, reply: bytes) -> bytes:
         """Return this site's keys for a new attempt at a total."""
         stage = _stage(request)
-        if self.book.holds(stage):
+        if self.book.holds(name_of(request)):
             raise MessageError(
                 f"this site gave shares for a total of round {request.round}, stage "
                 f"{request.stage}: it takes part in no other total of it",
+                "state",
+            )
+        upload = header_of(reply).messages["upload"].digest
+        if self.book.holds(upload):
+            raise MessageError(
+                "this very message is in a total already, of this run or of another one: the "
+                "difference of two totals would be a site's message",
                 "state",
             )
         about = about_of(self.recipe, request.messages["download"].digest)
@@ -127,12 +137,14 @@ class SecureSite:
         self.attempts[stage] = Attempt(member, reply)
         return _reply(request, Keys.of([member.advertise()]))
 
-    def _step(self, request: Header, envelope: bytes) -> bytes:
+    def _attempt_of(self, request: Header) -> Attempt | None:
+        """Return the attempt that a request belongs to, if this site is in it."""
+        attempt = self.attempts.get(_stage(request)) or self.given.get(_stage(request))
+        same = attempt is not None and request.attempt == attempt.member.occasion.attempt
+        return attempt if same else None
+
+    def _step(self, request: Header, attempt: Attempt, envelope: bytes) -> bytes:
         """Return the answer to a step; the same request again has the same answer."""
-        stage = _stage(request)
-        attempt = self.attempts.get(stage) or self.given.get(stage)
-        if attempt is None or request.attempt != attempt.member.occasion.attempt:
-            raise MessageError(f"this site is not in attempt {request.attempt} at a total")
         mark = digest(envelope)
         if attempt.answered[0] != mark:
             _, messages = unseal(envelope, LIMIT)
@@ -155,7 +167,8 @@ class SecureSite:
             return Confirmations.of({own: member.confirm(note.all())})
         if request.purpose == "unmask" and isinstance(note, Confirmations):
             answer = Opened.of(member.unmask(note.all()))
-            self.book.add(_stage(request))  # before the answer leaves
+            upload = header_of(attempt.reply).messages["upload"].digest
+            self.book.add(name_of(request), upload)  # before the answer leaves
             self.given = {_stage(request): attempt}
             return answer
         raise MessageError(f"a {type(note).__name__} is no request to {request.purpose}")
@@ -171,6 +184,11 @@ def occasion_of(header: Header, about: str) -> Occasion:
     return Occasion(
         header.run, header.round, header.stage, header.attempt, header.architecture, about
     )
+
+
+def name_of(request: Header) -> str:
+    """Return the name of a stage of a run."""
+    return f"{request.run} {request.round} {request.stage} {request.architecture}"
 
 
 def _stage(request: Header) -> Stage:
