@@ -524,3 +524,38 @@ def test_a_run_outside_the_policy_is_refused_before_training(
 def test_a_request_before_the_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MessageError, match="a request came before the invitation"):
         site(tmp_path).answer(request_envelope())
+
+
+SECURE = {"federation": {"sums": "secure"}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "changed", "says"),
+    [
+        (recipe("repshare", model=MODEL), {}, "reads each Released by itself"),
+        (recipe("fedlog", model=MODEL | {"frozen": True}), {}, "the same sums in each round"),
+        (PLAIN, {"names": ["berlin", "lyon", "lyon"]}, "the server names a site twice"),
+        (PLAIN, {"names": ["berlin", "lyon"]}, "a total that nobody can open needs 3"),
+        (PLAIN, {}, "secure sums need the keys of a kit"),
+    ],
+)
+def test_a_server_that_checked_no_secure_sums_is_refused_before_training(
+    raw: dict[str, Any],
+    changed: dict[str, object],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("it trained")
+
+    monkeypatch.setattr(site_agent, "try_training", forbidden)
+    write_rows(tmp_path)
+    with pytest.raises(FedgistError, match=says):
+        site(tmp_path).prepare(plan_of(raw | SECURE, **changed))
+
+
+def test_a_site_asks_for_as_many_as_its_policy_says(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    with pytest.raises(FedgistError, match=r"policy.least_sites = 5; 3 sites have mlp"):
+        site(tmp_path, policy={"least_sites": 5}).prepare(plan_of(PLAIN | SECURE))

@@ -164,6 +164,7 @@ class SiteAgent:
         part = site_part(
             recipe, invitation.names, invitation.number, self.file, self._secret(), self.say
         )
+        self._check_totals(invitation, part)
         with as_workers_do():
             try_training(part)
         anew = self._begins_anew(invitation, state)
@@ -188,6 +189,22 @@ class SiteAgent:
             self.folder, f"run {invitation.run}: takes part as number {invitation.number}"
         )
         return Prepared(site, part, hello, self._handler(invitation, part, site))
+
+    def _check_totals(self, invitation: Invitation, part: SitePart) -> None:
+        """Raise an error unless a run's totals hide this site's messages, if sums are secure."""
+        if part.side.setup.federation.sums != "secure":
+            return
+        check_secure_sums(part.side)  # a server may not have done so
+        if len(set(invitation.names)) < len(invitation.names):
+            raise SiteError("the server names a site twice", "plan")
+        least = self.file.policy.least_sites
+        for name in part.population.clients[0].architectures:
+            count = sum(name in client.architectures for client in part.side.clients)
+            if count < least:
+                text = f"{self.file.file}: policy.least_sites = {least}; {count} sites have {name}"
+                raise SiteError(text, "policy", "least_sites")
+        if self.kit is None:
+            raise SiteError("secure sums need the keys of a kit")
 
     def _stored(self, invitation: Invitation, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
         """Return the folder of a run's state, and the state, if this site has one of the run.
@@ -262,19 +279,10 @@ class SiteAgent:
         self, invitation: Invitation, part: SitePart, site: Site
     ) -> Callable[[bytes], bytes]:
         """Return what answers envelopes: the site itself, or in secure sums."""
+        policy, kit = self.file.policy, self.kit
         if part.side.setup.federation.sums != "secure":
             return site.handle
-        check_secure_sums(part.side)  # a server may not have done so
-        if len(set(invitation.names)) < len(invitation.names):
-            raise SiteError("the server names a site twice", "plan")
-        policy, kit = self.file.policy, self.kit
-        for name in part.population.clients[0].architectures:
-            count = sum(name in client.architectures for client in part.side.clients)
-            if count < policy.least_sites:
-                text = f"{self.file.file}: policy.least_sites = {policy.least_sites}; {count} have "
-                raise SiteError(f"{text}{name}", "policy", "least_sites")
-        if kit is None:
-            raise SiteError("secure sums need the keys of a kit")
+        assert kit is not None  # it was checked before training
         return SecureSite(
             site,
             KitCredentials(kit, invitation.names, policy.sites),

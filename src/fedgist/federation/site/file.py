@@ -88,8 +88,8 @@ class PolicySection(BaseModel):
     sites: dict[str, str] = {}
     """Fingerprints of the other sites' keys by name: no others may share a secure total.
 
-    Without any, the federation's root decides who is a site (``fedgist provision --list`` prints
-    fingerprints).
+    Without any, the federation's root decides who is a site. A fingerprint is what ``fedgist
+    provision`` prints when a site makes its key, and again when the authority signs it.
     """
     scores_leave: bool | None = None
     """Whether training losses and scores leave the site.
