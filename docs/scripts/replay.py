@@ -129,6 +129,9 @@ def _left_out(run: FinishedRun, archived: dict[int, float]) -> str:
         return "its noise was drawn from the system"
     if ":" in str(run.recipe.get("model", {}).get("name", "")):
         return "its model is code beside its recipe"
+    weights = str(run.recipe.get("model", {}).get("weights", ""))
+    if weights and not Path(weights).exists():
+        return f"the weights that it began with, {weights}, are not in this folder"
     return "" if archived else "it records no losses of training"
 
 

@@ -37,6 +37,13 @@ def archived(folder: Path, *, off: float = 0.0, result: dict[str, Any] | None = 
     return path
 
 
+def sealed_with(path: Path, changed: dict[str, dict[str, str]]) -> str:
+    """The text of an archived run whose recipe says something else."""
+    run = read_run(path)
+    recipe = {name: {**run.recipe.get(name, {}), **new} for name, new in changed.items()}
+    return to_csv(replace(run, recipe=dict(run.recipe) | recipe))
+
+
 def test_a_run_of_this_code_is_the_same_and_two_rounds_are_done(tmp_path: Path) -> None:
     done = replay.replay(archived(tmp_path))
     assert (done.state, len(done.losses)) == ("same", 2)
@@ -55,6 +62,13 @@ def test_a_run_of_an_earlier_version_is_left_out(tmp_path: Path) -> None:
     done = replay.replay(archived(tmp_path, result={"versions": {"method": 7}}))
     assert done.state == "left out"
     assert "earlier version" in done.reason
+
+
+def test_a_run_whose_first_weights_are_elsewhere_is_left_out(tmp_path: Path) -> None:
+    path = archived(tmp_path)
+    path.write_text(sealed_with(path, {"model": {"weights": "elsewhere.safetensors"}}))
+    done = replay.replay(path)
+    assert (done.state, "elsewhere.safetensors" in done.reason) == ("left out", True)
 
 
 @pytest.mark.environment
