@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from fedgist.cli import (
+    facts_commands,
     federation_commands,
     kernel_commands,
     model_commands,
@@ -53,6 +54,7 @@ from fedgist.report.terminal.console import (
 # each module of commands registers them with ``app`` when it is imported
 __all__ = [
     "app",
+    "facts_commands",
     "federation_commands",
     "kernel_commands",
     "main",

@@ -77,7 +77,7 @@ def server(
     from fedgist.report.terminal.progress import observing
 
     opened = read_kit(kit)
-    _check_role(opened.role, "server", kit)
+    check_role(opened.role, "server", kit)
     if from_files is not None:
         from fedgist.federation.server.from_files import serve_files
 
@@ -90,7 +90,7 @@ def server(
     host = listen or f"0.0.0.0:{split_address(opened.address)[1]}"  # sites dial in
     parsed = read(find_recipe(recipe), settings or [])
     shown = observing(console(), quiet=quiet, as_json=False)
-    with logging_to(out / "server.log"), _naming_this_command(), shown as observer:
+    with logging_to(out / "server.log"), naming_this_command(), shown as observer:
         serve(opened, parsed, out, observer, host)
 
 
@@ -174,7 +174,7 @@ def site(
         _print(check_site(table, kit, find_recipe(recipe) if recipe else None))
         return
     opened = read_kit(kit)
-    _check_role(opened.role, "site", kit)
+    check_role(opened.role, "site", kit)
 
     def tell(text: str) -> None:
         console(soft_wrap=True).print(words(text))
@@ -186,7 +186,7 @@ def site(
         work = write_reply if to_file else read_model
         work(opened, table, read(find_recipe(recipe)), by_file, tell)
         return
-    with logging_to(table.state_folder / "site.log"), _naming_this_command():
+    with logging_to(table.state_folder / "site.log"), naming_this_command():
         take_part(opened, table, tell)
 
 
@@ -222,7 +222,7 @@ def _administer(name: str, kit: Path) -> None:
     from fedgist.federation.server.status import status_of
 
     opened = read_kit(kit)
-    _check_role(opened.role, "administrator", kit)
+    check_role(opened.role, "administrator", kit)
     answer = command(opened, name.capitalize())
     _show(status_of(answer), stopping=bool(answer.get("stopping")))
 
@@ -254,13 +254,14 @@ def need_network(name: str) -> None:
         need(package, NEEDS.format(name))
 
 
-def _check_role(role: str, expected: str, kit: Path) -> None:
+def check_role(role: str, expected: str, kit: Path) -> None:
+    """Raise an error if a kit is not one of the expected role."""
     if role != expected:
         raise InputError(f"{kit} is a kit for the role {role}, and one for {expected} is needed")
 
 
 @contextlib.contextmanager
-def _naming_this_command() -> Iterator[None]:
+def naming_this_command() -> Iterator[None]:
     """If the user stops the process, name the command that goes on: the same one."""
     try:
         yield

@@ -285,16 +285,31 @@ def partition(
         Path | None,
         figure_option("Also draw the partition in this file"),
     ] = None,
+    facts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also answer the question of FILE as the clients would: see fedgist facts.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="With --facts: write a recipe with them."),
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Show the number of rows of each class at each client, before any training.
 
-    Use it to check how heterogeneous the clients' data are.
+    Use it to check how heterogeneous the clients' data are. With --facts, the
+    clients answer a question as the sites of a federation do: fedgist facts.
 
     Examples
     --------
     fedgist partition demo --set partition.classes_per_client=2 --figure partition.pdf
+    fedgist partition recipe.toml --facts question.toml --out with-facts.toml
     """
+    if out is not None and facts is None:
+        raise InputError(f"--out {out} belongs to --facts")
     parsed = read(find_recipe(recipe), _with_seed(settings, seed))
     from fedgist.recipe.overrides import Overrides
     from fedgist.recipe.resolve import resolve
@@ -315,6 +330,19 @@ def partition(
     if figure:
         partition_figure(split, figure)
         screen.print(words(f"drawn in {figure}"))
+    if facts:
+        _facts(world, facts, find_recipe(recipe), out)
+
+
+def _facts(world: World, question: Path, recipe: Path, out: Path | None) -> None:
+    """Print the facts that clients give together; write the recipe with them."""
+    from fedgist.cli.facts_commands import raw_recipe, write_facts
+    from fedgist.world.facts.question import read_question
+    from fedgist.world.facts.simulated import simulated_facts
+
+    plan, found = simulated_facts(world, read_question(question))
+    about = [f"Rows of {len(world.partition.train)} simulated clients."]
+    write_facts(plan, found, about, out, raw_recipe(recipe))
 
 
 def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> Sheet:

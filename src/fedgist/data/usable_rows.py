@@ -18,8 +18,9 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import Inputs
 from fedgist.data.usual_values import unusual_values
 
-#: What is done about rows with an unlisted class, category or an unusable number.
-Unlisted = Literal["refuse", "none"]
+#: What is done about rows with an unlisted class, category or an unusable number: an error, or they
+#: are left out, or they stay as they are (with NaN for a number), for facts about them.
+Unlisted = Literal["refuse", "none", "keep"]
 
 
 def usable(data: Dataset, classes: Sequence[str]) -> Dataset:

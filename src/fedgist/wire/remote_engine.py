@@ -318,19 +318,23 @@ class RemoteEngine:
             self.before_repeating(text + problem)
         return now.scores()
 
-    def finish(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> set[int]:
-        """Send each client its last download; return the clients that have it."""
+    def finish(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]
+    ) -> tuple[set[int], dict[int, str]]:
+        """Send each client its last download; return those that have it, and refusals in words."""
         envelopes = self._envelopes("finish", ctx, orders, downs, None)
-        received = set()
+        received, refused = set[int](), dict[int, str]()
         for client, blob in self._exchange(ctx, envelopes):
             try:
                 header, _ = self._opened(blob)
-                self._check(client, header, purpose="reply")
+                self._check(client, header)
             except MessageError:
                 continue
-            if header.stage == ctx.stage:
+            if header.stage == ctx.stage and header.purpose == "refusal":
+                refused[client] = header.words
+            elif header.stage == ctx.stage:
                 received.add(client)
-        return received
+        return received, refused
 
     def close(self) -> None:
         """Close the wire."""
@@ -528,14 +532,20 @@ class RemoteEngine:
             if _key(ctx, o) not in inbox.answered and o.asked not in refused
         )
 
-    def _check(self, client: int, header: Header, purpose: str | None = None) -> None:
+    def _check(self, client: int, header: Header) -> None:
         """Raise MessageError if an envelope has another run or client, or is not an answer."""
         if header.run != self.run:
             raise MessageError(f"it is of run {header.run!r}, not {self.run!r}")
         if header.client != client:
             raise MessageError(f"it names client {header.client}, but came from client {client}")
-        if header.purpose not in ({purpose} if purpose else {"reply", "refusal"}):
+        if header.purpose not in {"reply", "refusal"}:
             raise MessageError(header.reason or f"a {header.purpose} is not an answer")
+
+    def expect(self, stage: str, architecture: str, form: Form) -> None:
+        """State the form of replies in a stage that is no method's."""
+        for first in (True, False):
+            self.forms[first, stage, architecture] = form
+        self.largest = max(self.largest, form.payload_bytes)
 
     def form_of(self, ctx: Context, order: Order, down: Tree) -> Form:
         """Return the form of a valid reply to an order with a download."""

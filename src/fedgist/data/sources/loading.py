@@ -36,6 +36,7 @@ NO_OPTIONS = (
     "missing_clients",
     "division",
     "drawn",
+    "precise",
 )
 
 
@@ -67,17 +68,19 @@ def load_data(
     they are used. ``source`` reads the data set if the name is a user's own.
     With a ``secret``, test rows that the source would draw by their places are drawn by their
     content (:mod:`fedgist.data.content_draws`). With ``unlisted = "none"``, unlisted categories and
-    rows that cannot be used are no errors (:mod:`fedgist.data.usable_rows`). ``division`` says how
+    rows that cannot be used are no errors (:mod:`fedgist.data.usable_rows`), and with ``"keep"``
+    they are returned as they are: the data are then not valid for training. ``division`` says how
     test rows are chosen, with the option ``test_fraction``. ``options`` are those of the source.
     """
     source = source or _source(name)
     arguments = check_options(source, options, name, "data", NO_OPTIONS)
     common = {"root": data_root(root), "classes": classes, "seed": seed, "read": read}
-    lenient = unlisted == "none"
+    lenient, kept = unlisted != "refuse", unlisted == "keep"
+    arguments |= {"missing": "refuse"} if kept and "missing" in arguments else {}
     if lenient and target in {None, "class"}:
         common["classes"] = ()  # rows of other classes are left out afterwards
     common |= {"missing_labels": "mask" if lenient else missing_labels, "unlisted": unlisted}
-    common |= {"missing_clients": missing_clients, "division": division}
+    common |= {"missing_clients": missing_clients, "division": division, "precise": kept}
     common |= {} if target is None else {"target": target}
     taken, _ = options_of(source)
     if read == "lazy" and "read" not in taken:
@@ -89,6 +92,8 @@ def load_data(
     def whole(**further: object) -> Dataset:
         with readable(name), _naming_key({WORDS_FILE: words and words.file, **options}):
             data = _as_dataset(source(**arguments | further), name, words, target)
+            if kept:
+                return data
             data = usable(data, classes) if lenient else data
             return with_classes(check(data, missing_labels), classes)
 

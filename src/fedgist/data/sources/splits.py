@@ -53,6 +53,8 @@ class RowOptions(TypedDict, total=False):
     """Whether single labels may be missing."""
     missing_clients: MissingClients
     """What to do with a row without a client."""
+    precise: bool
+    """Whether numbers stay in 64 bits: for facts about rows, not for training."""
 
 
 def division_of(options: RowOptions) -> Division:
@@ -276,6 +278,7 @@ def dataset(
     missing_clients: MissingClients = "refuse",
     drawn: bool = False,
     inputs: Sequence[str] = (),
+    precise: bool = False,
 ) -> Dataset:
     """Make a data set: number labels and clients in sorted order, compute the moments.
 
@@ -285,7 +288,7 @@ def dataset(
     not the sorted one. If ``target`` is numbers or labels, ``classes`` are their names.
     With ``missing_labels = "mask"`` rows without any label are left out, with a note. So are rows
     without a client with ``missing_clients = "drop"``. ``inputs`` are the names of columns, for the
-    note on missing numbers.
+    note on missing numbers. If ``precise``, numbers stay in 64 bits.
     """
     if test is None:
         stated = division if test_fraction is None else replace(division, fraction=test_fraction)
@@ -299,7 +302,7 @@ def dataset(
     if not len(first) or not first[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(first) else 'rows'}")
     names, (y, y_test) = _labels(name, train, test, classes, target, drawn=drawn)
-    x, x_test = narrowed(first, last)
+    x, x_test = (first, last) if precise else narrowed(first, last)
     fill = means(name, x) if missing == "mean" else None
     replaced = () if fill is None else note_on_replaced(x, x_test, inputs)
     x, x_test = fill_in(x, fill), fill_in(x_test, fill)

@@ -92,6 +92,11 @@ def load_table(file: Path, form: TableForm = TABLE_FORM) -> TableFrame:
     return without_row_numbers(TableFrame(file.name, frame, untyped, signs=form.signs))
 
 
+def column_names(file: Path) -> list[str]:
+    """Return the names of a table's columns, in the order of the file."""
+    return list(load_table(file).frame.columns)
+
+
 def _pandas() -> Table:
     return need("pandas", _NEED.format("pandas"))
 

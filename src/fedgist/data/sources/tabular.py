@@ -49,7 +49,7 @@ from fedgist.data.usable_rows import Unlisted
 from fedgist.errors import DataError, listed, one_of
 
 _Gaps = Literal["refuse", "mean", "any"]  # which cells of a column of numbers may hold none
-_NUMBER = "number"  # a recipe's word for a numeric column
+_NUMBER, _CATEGORIES = KINDS  # a recipe's words for a column of numbers, and one of categories
 
 
 def table(
@@ -87,7 +87,8 @@ def table(
         the test rows.
     columns
         The columns to use, each ``"number"`` or the list of its categories. State them if several
-        sites must encode columns in the same way; an unlisted category is then an error. The
+        sites must encode columns in the same way; an unlisted category is then an error.
+        ``"categories"`` takes those of the training rows. The
         default is all columns but the label and those in ``ignore``, with the types and categories
         of the training rows. A category that they lack is read as none of these: 0 in all columns.
     ignore
@@ -167,6 +168,7 @@ def table(
         target=target,
         drawn=test is None,
         inputs=[name for column in used for name in column.inputs],
+        precise=options.get("precise", False),
     )
     numbers = encode(train, [Column(name) for name in beside], missing=gaps).T.float()
     notes = tuple(dict.fromkeys((*data.notes, *whole.notes, *held.notes, *of_columns)))
@@ -378,22 +380,25 @@ def _feature_columns(
 ) -> tuple[list[Column], list[str]]:
     """Return the input columns with their encodings, and notes."""
     if stated:
-        return [_stated(name, kind, aside) for name, kind in stated.items()], []
+        found = [_stated(train, name, kind, aside) for name, kind in stated.items()]
+        return found, []
     columns = [column_of(train, name, kinds.get(name)) for name in inputs]
     return [column for column, _ in columns], [note for _, note in columns if note]
 
 
-def _stated(name: str, kind: str | list[str], aside: Sequence[str]) -> Column:
+def _stated(train: TableFrame, name: str, kind: str | list[str], aside: Sequence[str]) -> Column:
     if name in aside:
         raise DataError(
             f"columns names {name!r}, which is the label, the client or the test column"
         )
     if kind == _NUMBER:
         return Column(name)
+    if kind == _CATEGORIES:
+        return column_of(train, name, _CATEGORIES)[0]
     if isinstance(kind, str) or not kind or len(set(kind)) < len(kind):
         raise DataError(
-            f"columns.{name} is {kind!r:.80}; it must be {_NUMBER!r} or the list of its different "
-            "categories"
+            f"columns.{name} is {kind!r:.80}; it must be {_NUMBER!r}, {_CATEGORIES!r} or the list "
+            "of its different categories"
         )
     return Column(name, tuple(kind), closed=True)
 

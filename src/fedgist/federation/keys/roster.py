@@ -99,7 +99,7 @@ class _Certificate(BaseModel):
     key: Hex
 
 
-class _RosterFile(BaseModel):
+class _RosterTable(BaseModel):
     """The content of ``roster.json``."""
 
     model_config = CLOSED
@@ -122,7 +122,7 @@ def read_roster(path: Path) -> Roster:
     """
     blob = read_file(path, "copy it from the folder server of the authority's KITS")
     try:
-        file: _RosterFile = checked(_RosterFile, json.loads(blob))
+        file: _RosterTable = checked(_RosterTable, json.loads(blob))
     except InputError as error:
         raise KitError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -139,7 +139,7 @@ def read_roster(path: Path) -> Roster:
     )
 
 
-def _check(path: Path, file: _RosterFile) -> None:
+def _check(path: Path, file: _RosterTable) -> None:
     """Check what holds between the parts of a roster."""
     numbers = list(file.sites.values())
     if twice := sorted({n for n in numbers if numbers.count(n) > 1}):
@@ -166,3 +166,25 @@ def write_roster(path: Path, roster: Roster) -> None:
         "revoked": [serial_text(serial) for serial in sorted(roster.revoked)],
     }
     atomic_files.write(path, json.dumps(content, indent=2) + "\n")
+
+
+@dataclass
+class RosterFile:
+    """The roster in the server's kit, which is read again whenever it changes."""
+
+    path: Path
+    roster: Roster = field(init=False)
+    seen: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.roster = read_roster(self.path)
+
+    def now(self) -> Roster:
+        """Return the roster; the last good one if the file cannot be read."""
+        try:
+            about = self.path.stat()
+            if (mark := (about.st_mtime_ns, about.st_size)) != self.seen:
+                self.roster, self.seen = read_roster(self.path), mark
+        except (OSError, KitError):
+            pass
+        return self.roster

@@ -148,12 +148,12 @@ class GrpcServer:
             raise
         return port
 
-    def end(self, text: str) -> None:
-        """Tell all sites that the run has ended, and close."""
+    def end(self, text: str, *, sites_wait: bool = False) -> None:
+        """Tell all sites that the run has ended, and close; or that they wait for another one."""
 
         async def say() -> None:
             for link in self.links.values():
-                link.outgoing.put_nowait(note({"end": text}))
+                link.outgoing.put_nowait(note({"said" if sites_wait else "end": text}))
                 link.end(grpc.StatusCode.OK, text)
 
         self._run(say())
@@ -163,7 +163,8 @@ class GrpcServer:
 
         async def stop() -> None:
             for link in self.links.values():
-                link.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
+                if not link.ended:
+                    link.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
             await self.server.stop(STOP_S)
 
         if self.thread.is_alive():

@@ -163,6 +163,8 @@ class _Session:
                     self._answer(frame, frames, server)
                 elif "end" in (news := read_note(frame)):
                     return printable(str(news["end"]))
+                elif "said" in news:
+                    self.agent.saw(printable(str(news["said"])))
                 else:
                     self.was_ready = True
                     self.agent.saw("ready")

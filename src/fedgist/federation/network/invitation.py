@@ -17,6 +17,7 @@ from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import EngineSection
 from fedgist.runs.files.digests import of_text
 from fedgist.wire.site import StageKey
+from fedgist.world.facts.question import Name, Names
 
 Hex = Annotated[str, Field(pattern="^[0-9a-f]{8,64}$")]
 Text = Annotated[str, Field(max_length=200)]
@@ -51,7 +52,8 @@ class Invitation(_Note):
 
     ``recipe`` is TOML without how the work is done, and ``digest`` its digest. ``number`` is the
     site's, and ``names`` are those of all sites. ``certificate`` is the server's, with which it
-    signs. ``last`` is the last stage that this site answered, if it answered any.
+    signs. ``last`` is the last stage that this site answered, if it answered any. Before training,
+    ``question`` asks for facts in place of a recipe, in JSON.
     """
 
     run: Hex
@@ -62,6 +64,7 @@ class Invitation(_Note):
     certificate: str
     last: StageKey | None
     state_lost: Literal["refuse", "begin"]
+    question: str = ""
 
 
 class Outlined(_Note):
@@ -77,6 +80,7 @@ class Hello(_Note):
 
     ``last`` is the last stage that it remembers. If it does not take part, ``refused`` is the kind
     of its reason and ``about`` the setting behind it. The text of the error stays at the site.
+    ``names`` are the categories and classes that a question of facts leaves open.
     """
 
     run: Hex
@@ -88,6 +92,7 @@ class Hello(_Note):
     began_anew: bool = False
     refused: RefusalKind | None = None
     about: Annotated[str, Field(pattern="^[a-z0-9_.]{0,60}$")] = ""
+    names: dict[Name, Names] = {}
 
 
 def parsed_note(kind: type[N], content: Note) -> N:

@@ -12,12 +12,12 @@ from pathlib import Path
 from fedgist.core import random
 from fedgist.engines.method_check import check_loss_settings, check_method
 from fedgist.engines.worker_pool import default_workers
-from fedgist.errors import FederationError, KitError, RecipeError, Stopped
+from fedgist.errors import FederationError, RecipeError, Stopped
 from fedgist.federation.agreement.recipe_check import as_federated, check_stated
 from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.keys.certificates import Identity, expiry_note
 from fedgist.federation.keys.kits import Kit
-from fedgist.federation.keys.roster import ROSTER, Roster, read_roster
+from fedgist.federation.keys.roster import ROSTER, Roster, RosterFile
 from fedgist.federation.network.frames import Note
 from fedgist.federation.network.grpc_server import GrpcServer
 from fedgist.federation.network.invitation import (
@@ -50,28 +50,6 @@ from fedgist.world.secure_sums import check_secure_sums
 from fedgist.world.server_context import ServerContext
 
 LOG = logging.getLogger(__name__)
-
-
-@dataclass
-class RosterFile:
-    """The roster in the server's kit, which is read again whenever it changes."""
-
-    path: Path
-    roster: Roster = field(init=False)
-    seen: tuple[int, int] = (0, 0)
-
-    def __post_init__(self) -> None:
-        self.roster = read_roster(self.path)
-
-    def now(self) -> Roster:
-        """Return the roster; the last good one if the file cannot be read."""
-        try:
-            about = self.path.stat()
-            if (mark := (about.st_mtime_ns, about.st_size)) != self.seen:
-                self.roster, self.seen = read_roster(self.path), mark
-        except (OSError, KitError):
-            pass
-        return self.roster
 
 
 @dataclass
@@ -218,7 +196,7 @@ class _Run:
         while waiting and time.monotonic() < end:
             pairs = [(o, d) for o, d in zip(orders, downs, strict=True) if o.client in waiting]
             recipients, messages = [o for o, _ in pairs], [d for _, d in pairs]
-            received = self.engine.remote.finish(ctx, recipients, messages)
+            received, _ = self.engine.remote.finish(ctx, recipients, messages)
             self.state.finish(received)
             waiting -= received
             if waiting:

@@ -22,6 +22,7 @@ from fedgist.federation.network.invitation import (
     parsed_note,
 )
 from fedgist.federation.site import audit_log
+from fedgist.federation.site.facts import LARGEST, FactsSite, check_question
 from fedgist.federation.site.file import SiteFile
 from fedgist.federation.site.ledger import Ledger, check_same_recipe
 from fedgist.federation.site.model import write_site_model
@@ -34,17 +35,19 @@ from fedgist.federation.site.policy import (
 )
 from fedgist.federation.site.setup import SitePart, setup_at_site, site_part, try_training
 from fedgist.federation.site.store import SiteStore, locked
-from fedgist.federation.site.total_keys import KitCredentials, TotalsBook
+from fedgist.federation.site.total_keys import FactsBook, KitCredentials, TotalsBook
 from fedgist.recipe.reading import Recipe, recorded
 from fedgist.runs.files import atomic_files as files
-from fedgist.runs.files.digests import of_arrays
+from fedgist.runs.files.digests import of_arrays, of_text
 from fedgist.wire.envelope import header_of
 from fedgist.wire.secure.site import LIMIT, SecureSite
 from fedgist.wire.site import Site, SiteState, StageKey
+from fedgist.world.facts.question import parsed
 from fedgist.world.secure_sums import check_secure_sums
 
 RUNS, MODELS, SECRET = "runs", "models", "secret"  # in the folder of a site's state
 TOTALS = "totals.json"  # beside the runs: what a total was opened of
+GROUPS = "facts-groups.json"  # over which sites totals of facts were opened
 ROUNDS_KEPT = 2  # whose stages can be asked again
 
 
@@ -54,6 +57,14 @@ class Prepared:
 
     site: Site
     part: SitePart
+    hello: Hello
+    handle: Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A site that is prepared for a question of facts, and what it said of itself."""
+
     hello: Hello
     handle: Callable[[bytes], bytes]
 
@@ -73,6 +84,7 @@ class SiteAgent:
         """
         self.file, self.folder, self.say, self.kit = site, site.state_folder, say, kit
         self.prepared: Prepared | None = None
+        self.asked: Asked | None = None  # a question of facts that is under way
         self.lock: BaseFileLock | None = None
 
     def prepare(self, content: Note) -> Note:
@@ -82,6 +94,9 @@ class SiteAgent:
         """
         invitation = parsed_note(Invitation, content)
         self.hold()
+        self.asked = self._asked(invitation) if invitation.question else None
+        if self.asked is not None:
+            return self.asked.hello.model_dump(mode="json")
         before = self.prepared
         if before is None or (before.hello.run, before.hello.digest) != (
             invitation.run,
@@ -116,6 +131,8 @@ class SiteAgent:
 
     def largest(self) -> int:
         """Return the size in bytes of the largest envelope that this site opens."""
+        if self.asked is not None:
+            return LARGEST
         if self.prepared is None:
             return LARGEST_NOTE
         plain = self.prepared.site.largest_request()
@@ -124,17 +141,50 @@ class SiteAgent:
 
     def answer(self, envelope: bytes) -> bytes:
         """Answer an envelope, and write down in words what the answer tells."""
-        if self.prepared is None:
+        prepared = self.asked or self.prepared
+        if prepared is None:
             raise MessageError("a request came before the invitation")
         with as_workers_do():
-            reply = self.prepared.handle(envelope)
+            reply = prepared.handle(envelope)
         request = header_of(envelope)
         text = audit_log.sentence(request, reply)
-        audit_log.write(self.folder, f"run {self.prepared.hello.run}: {text}")
+        kind = "run" if self.asked is None else "facts"
+        audit_log.write(self.folder, f"{kind} {prepared.hello.run}: {text}")
         self.say(text)
-        if request.purpose == "finish":
+        if request.purpose == "finish" and self.asked is None:
             self._write_model()
         return reply
+
+    def _asked(self, invitation: Invitation) -> Asked:
+        """Prepare for a question of facts, if the site's policy allows it."""
+        if self.asked is not None and self.asked.hello.run == invitation.run:
+            return self.asked
+        try:
+            question = parsed(invitation.question)
+            if (digest := of_text(invitation.question)) != invitation.digest:
+                text = f"the question's digest is {digest}; the server's is {invitation.digest}"
+                raise SiteError(text, "plan")
+            check_question(question, self.file, len(set(invitation.names)))
+            site = FactsSite(question, invitation, self.file, self._secret(), digest_of, self.say)
+            hello = site.hello()
+        except FedgistError as error:
+            audit_log.write(self.folder, f"facts {invitation.run}: does not take part: {error}")
+            raise
+        audit_log.write(self.folder, f"facts {invitation.run}: takes part")
+        if question.sums != "secure":
+            return Asked(hello, site.handle)
+        if self.kit is None:
+            raise SiteError("secure sums need the keys of a kit")
+        policy, names, name = self.file.policy, invitation.names, self.file.table.name
+        totals = TotalsBook(self.folder / TOTALS)
+        secure = SecureSite(
+            site,
+            KitCredentials(self.kit, names, policy.sites),
+            recipe=invitation.digest,
+            least=policy.least_sites,
+            book=FactsBook(totals, self.folder / GROUPS, names, name),
+        )
+        return Asked(hello, secure.handle)
 
     def _write_model(self) -> None:
         """Write the site's model, which its last download completes."""

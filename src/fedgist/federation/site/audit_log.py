@@ -12,6 +12,7 @@ from fedgist.engines.engine import Score, TrainingLoss
 from fedgist.errors import MessageError, printable
 from fedgist.runs.files import atomic_files as files
 from fedgist.wire.envelope import Header, unseal
+from fedgist.world.facts.sums import COMPARE
 
 AUDIT = "audit.log"
 CHARGE = "ledger"  # the first word of a line about a charge, and of no other line
@@ -62,7 +63,8 @@ def sentence(request: Header, envelope: bytes) -> str:
     if header.purpose == "refusal":
         return f"{stage}: refused: {header.reason}"
     if request.purpose == "finish":
-        return f"{stage}: received the last download"
+        what = "the facts of all sites" if request.stage == COMPARE else "the last download"
+        return f"{stage}: received {what}"
     contents = [_content(name, message) for name, message in messages.items()]
     again = f", attempt {request.attempt}" if request.attempt > 1 else ""
     return f"{stage}{again}: sent {'; '.join(contents) or 'nothing'} ({len(envelope)} bytes)"

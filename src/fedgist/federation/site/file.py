@@ -16,6 +16,7 @@ from fedgist.models import PREFIX
 from fedgist.options import CLOSED, checked
 from fedgist.recipe.schema import ModelSection
 from fedgist.recipe.section import Device, OpenSection, registered_name
+from fedgist.world.facts.question import Kind
 
 LEAST_ROWS_TELL = (
     "policy.least_rows above 1 lets one row decide whether many are used, which no epsilon covers: "
@@ -97,10 +98,25 @@ class PolicySection(BaseModel):
     The default is true, but false if ``policy.epsilon`` is set.
     """
 
+    facts: tuple[Kind, ...] = ()
+    """Kinds of facts that may leave before training (``fedgist facts``): none by default.
+
+    ``"counts"``: rows, missing values, classes. ``"moments"``: means, deviations and correlations.
+    ``"histograms"``, and ``"categories"``, which are counts of categories, and names of categories
+    and classes that the question leaves open. Each count is of ``least_rows`` rows or more.
+    """
+    differences: Literal["log", "refuse"] = "log"
+    """What the site does if facts of its rows differ from those of all sites, such as by a unit.
+
+    Its log says how. With ``refuse`` the server is told as well.
+    """
+
     @model_validator(mode="after")
     def _private(self) -> PolicySection:
         if self.epsilon is not None and self.least_rows > 1:
             raise ValueError(LEAST_ROWS_TELL)
+        if self.epsilon is not None and self.differences == "refuse":
+            raise ValueError("differences = 'refuse' tells of rows what no epsilon covers")
         return self
 
     @property

@@ -17,7 +17,7 @@ from fedgist.federation.keys.certificates import expiry_note
 from fedgist.federation.keys.kits import Kit, read_kit
 from fedgist.federation.network.grpc_site import Connection
 from fedgist.federation.site import audit_log
-from fedgist.federation.site.agent import SiteAgent, digest_of
+from fedgist.federation.site.agent import GROUPS, SiteAgent, digest_of
 from fedgist.federation.site.file import SiteFile
 from fedgist.federation.site.ledger import Ledger
 from fedgist.federation.site.policy import (
@@ -37,6 +37,7 @@ from fedgist.federation.site.setup import (
     would_leave,
 )
 from fedgist.federation.site.store import locked
+from fedgist.federation.site.total_keys import forget_group
 from fedgist.models import PREFIX
 from fedgist.models.encoders import encoder_digest, encoder_width
 from fedgist.recipe.reading import Recipe, read
@@ -116,6 +117,7 @@ def open_new_budget(site: SiteFile) -> list[str]:
     name, digest = site.table.name, digest_of(data)
     with locked(site.state_folder):
         before = Ledger(site.state_folder).begin_anew(name, digest)
+        forget_group(site.state_folder / GROUPS, name)
     spent = "nothing was spent" if before is None else f"epsilon {before.epsilon:g} was spent"
     text = f"the budget of {name!r} begins anew for {data.name}; {spent} of the one before"
     audit_log.write(site.state_folder, f"new data: {text}")

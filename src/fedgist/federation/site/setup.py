@@ -97,7 +97,7 @@ def site_part(
     setup = setup_at_site(recipe, site)
     check_size(setup, site, names)
     side = server_context(setup, names, say)
-    with rows_stay_home(setup.recipe):
+    with rows_stay_home(private=setup.recipe.privacy.unit != "none"):
         data, left_out = _rows(setup, site, secret, say)
         population = _population(setup, side, data, number, secret)
         check_rows(setup.recipe.privacy, data, population.train, population.validation)
@@ -119,12 +119,12 @@ def site_part(
 
 
 @contextlib.contextmanager
-def rows_stay_home(recipe: Recipe) -> Iterator[None]:
+def rows_stay_home(*, private: bool) -> Iterator[None]:
     """Inside this context, under privacy, an error is the owner's: what it tells, rows decided."""
     try:
         yield
     except Exception as error:
-        if recipe.privacy.unit == "none":
+        if not private:
             raise
         raise OwnerError(first_line(error)) from error
 
@@ -167,7 +167,7 @@ def try_training(part: SitePart) -> bool:
     few = replace(part.population, train=Rows.of([part.population.train[0][:size]]))
     plans = dict.fromkeys(part.task.architectures, Plan(1, stack=False))
     trains = False
-    with rows_stay_home(side.setup.recipe):
+    with rows_stay_home(private=side.setup.recipe.privacy.unit != "none"):
         try:
             host = ClientHost(side.method, part.task, few, part.settings, plans)
             for architecture in client.architectures:
@@ -206,20 +206,7 @@ def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...
         return _whole(data, site), ()
     if strange := [name for name in policy.never_released if name not in data.names]:
         raise SiteError(f"{file}: policy.never_released names no class: {strange[0]!r}")
-    counts = _members(data, data.y).sum(0)
-    never = torch.tensor([name in policy.never_released for name in data.names])
-    few = (counts < policy.least_rows) & (counts > 0) & ~never
-    held_back = never | (counts < policy.least_rows)
-    reasons = (
-        (never & (counts > 0), "because policy.never_released names it"),
-        (few, f"because it has fewer than policy.least_rows = {policy.least_rows} rows"),
-    )
-    sentences = tuple(
-        f"class {name}: its rows are not used, {reason}"
-        for mask, reason in reasons
-        for name, applies in zip(data.names, mask.tolist(), strict=True)
-        if applies
-    )
+    held_back, sentences = classes_held_back(data.names, _members(data, data.y).sum(0), site)
     kept, kept_test = (~(_members(data, y) & held_back).any(1) for y in (data.y, data.y_test))
     if bool(kept.all() and kept_test.all()):
         return data, ()
@@ -228,6 +215,29 @@ def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...
     some = data.only(kept.nonzero().squeeze(1))
     some = replace(some, y_test=data.y_test[kept_test])
     return some.with_inputs(some.inputs, data.inputs_test[kept_test]), sentences
+
+
+def classes_held_back(
+    names: Sequence[str], counts: Tensor, site: SiteFile
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return which classes a site's policy holds back, Booleans (classes,), and sentences.
+
+    ``counts`` (classes,) are the training rows of each class.
+    """
+    policy = site.policy
+    never = torch.tensor([name in policy.never_released for name in names])
+    few = (counts < policy.least_rows) & (counts > 0) & ~never
+    reasons = (
+        (never & (counts > 0), "because policy.never_released names it"),
+        (few, f"because it has fewer than policy.least_rows = {policy.least_rows} rows"),
+    )
+    sentences = tuple(
+        f"class {name}: its rows are not used, {reason}"
+        for mask, reason in reasons
+        for name, applies in zip(names, mask.tolist(), strict=True)
+        if applies
+    )
+    return never | (counts < policy.least_rows), sentences
 
 
 def _members(data: Dataset, y: Tensor) -> Tensor:

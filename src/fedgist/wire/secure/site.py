@@ -8,12 +8,13 @@ for a stage takes part in no other total of that stage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from fedgist.core.replies import ClientInfo
 from fedgist.core.tree import Tree
 from fedgist.errors import MessageError
 from fedgist.wire.envelope import Header, digest, header_of, refusal, seal, unseal
@@ -22,7 +23,7 @@ from fedgist.wire.secure.notes import Confirmations, Keys, Masked, Opened, Seale
 from fedgist.wire.secure.occasion import Occasion
 from fedgist.wire.secure.ring import encoded
 from fedgist.wire.secure.shares import LEAST
-from fedgist.wire.site import CANNOT, SLACK, Site
+from fedgist.wire.site import CANNOT, SLACK
 
 Stage = tuple[int, str, str]  # round, stage, architecture
 STEPS = ("share", "mask", "confirm", "unmask")
@@ -30,14 +31,31 @@ LIMIT = SLACK + 10_000 * 1024  # bytes of the largest request: a list over all m
 LOG = logging.getLogger(__name__)
 
 
+class Replies(Protocol):
+    """A site that answers envelopes, such as :class:`~fedgist.wire.site.Site`."""
+
+    @property
+    def client(self) -> ClientInfo:
+        """The site as a client of the server."""
+
+    def handle(self, envelope: bytes) -> bytes:
+        """Answer an envelope with a reply, or with a refusal and its reason."""
+
+
 class Book(Protocol):
-    """The stages and the messages for which a site gave shares, in all its runs."""
+    """The totals that a site gave shares for, in all its runs."""
 
-    def holds(self, name: str) -> bool:
-        """Return whether shares were given for a stage, or for a message by its digest."""
+    def holds(self, stage: str) -> bool:
+        """Return whether shares were given for a stage."""
 
-    def add(self, *names: str) -> None:
-        """Write a stage and a message down; return when they would survive a restart."""
+    def repeats(self, message: str) -> bool:
+        """Return whether a message, by its digest, may be in no further total."""
+
+    def check(self, members: Collection[int]) -> None:
+        """Raise MessageError if a total over these sites would tell of few of them."""
+
+    def add(self, stage: str, message: str, members: Collection[int]) -> None:
+        """Write a total down; return when it would survive a restart."""
 
 
 class MemoryBook:
@@ -46,13 +64,21 @@ class MemoryBook:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def holds(self, name: str) -> bool:
-        """Return whether shares were given for it."""
-        return name in self.names
+    def holds(self, stage: str) -> bool:
+        """Return whether shares were given for a stage."""
+        return stage in self.names
 
-    def add(self, *names: str) -> None:
-        """Write them down."""
-        self.names |= {*names}
+    def repeats(self, message: str) -> bool:
+        """Return whether a message is in a total."""
+        return message in self.names
+
+    def check(self, members: Collection[int]) -> None:
+        """Accept each group: a message is in one total."""
+
+    def add(self, stage: str, message: str, members: Collection[int]) -> None:
+        """Write a total down."""
+        del members
+        self.names |= {stage, message}
 
 
 @dataclass
@@ -69,7 +95,7 @@ class SecureSite:
 
     def __init__(
         self,
-        site: Site,
+        site: Replies,
         credentials: Credentials,
         *,
         recipe: str = "",
@@ -124,7 +150,7 @@ class SecureSite:
                 "state",
             )
         upload = header_of(reply).messages["upload"].digest
-        if self.book.holds(upload):
+        if self.book.repeats(upload):
             raise MessageError(
                 "this very message is in a total already, of this run or of another one: the "
                 "difference of two totals would be a site's message",
@@ -163,12 +189,13 @@ class SecureSite:
             masked = member.mask(note.all(), values)
             return Masked(torch.from_numpy(masked.view("int64")))
         if request.purpose == "confirm" and isinstance(note, Survivors):
-            own = member.number
-            return Confirmations.of({own: member.confirm(note.all())})
+            own, survivors = member.number, note.all()
+            self.book.check(survivors)
+            return Confirmations.of({own: member.confirm(survivors)})
         if request.purpose == "unmask" and isinstance(note, Confirmations):
             answer = Opened.of(member.unmask(note.all()))
             upload = header_of(attempt.reply).messages["upload"].digest
-            self.book.add(name_of(request), upload)  # before the answer leaves
+            self.book.add(name_of(request), upload, member.survivors)  # before the answer leaves
             self.given = {_stage(request): attempt}
             return answer
         raise MessageError(f"a {type(note).__name__} is no request to {request.purpose}")

@@ -1,0 +1,113 @@
+"""Facts about the rows of all sites, as tables and as a page."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from fedgist.report.formatting import Sheet, percent
+from fedgist.report.model_card import Part, as_html
+from fedgist.world.facts.pooled import NumberFacts, PooledFacts
+from fedgist.world.facts.question import Question
+
+BAR, EIGHTHS = 24, "▏▎▍▌▋▊▉█"  # characters of the longest bar, and the last one of a bar
+MOST_CORRELATED = 30  # numbers: a larger matrix cannot be read
+NONE = "-"
+
+
+def sheets(question: Question, facts: PooledFacts) -> tuple[Sheet, ...]:
+    """Return the tables of a terminal: numbers, classes and categories."""
+    return tuple(_tables(question, facts))
+
+
+def page(question: Question, facts: PooledFacts, about: Sequence[str]) -> str:
+    """Return the page of facts as HTML; ``about`` are sentences on where they come from."""
+    noise = (
+        f"Each count has noise with a deviation of {facts.noise:.3g} (epsilon {question.epsilon})."
+    )
+    sentences = (*about, *([noise] if facts.noise else []), *facts.notes)
+    parts = [Part("Facts before training", sentences, sheets(question, facts))]
+    if bins := tuple(_histogram(number) for number in facts.numbers if number.bins):
+        parts.append(Part("Histograms", (), bins))
+    if together := tuple(_correlations(facts)):
+        parts.append(Part("Correlations", (), together))
+    return as_html(parts)
+
+
+def _tables(question: Question, facts: PooledFacts) -> Iterator[Sheet]:
+    if facts.numbers:
+        shares = question.quantiles if any(n.quantiles for n in facts.numbers) else ()
+        quantiles = tuple(f"{100 * share:g} %" for share in shares)
+        columns = ("number", "rows", "missing", "mean", "deviation", *quantiles)
+        lines = tuple(
+            (
+                number.name,
+                _count(number.present),
+                _count(number.missing),
+                _shown(number.mean),
+                _shown(number.std),
+                *(number.quantiles or (NONE,) * len(quantiles)),
+            )
+            for number in facts.numbers
+        )
+        yield Sheet(f"{_count(facts.rows)} rows", columns, lines)
+    if facts.classes:
+        lines = tuple(
+            (name, _count(count), percent(count / facts.rows, 1))
+            for name, count in facts.classes.items()
+        )
+        other = facts.rows - sum(facts.classes.values())
+        caption = f"{_count(other)} rows are of no listed class." if other >= 1 else ""
+        caption = "" if question.target == "labels" else caption
+        yield Sheet("Classes", ("class", "rows", "share"), lines, caption)
+    for column, counts in facts.categories.items():
+        lines = tuple(
+            (name, _count(count), percent(count / facts.rows, 1)) for name, count in counts.items()
+        )
+        other = facts.rows - sum(counts.values())
+        caption = f"{_count(other)} rows hold none of them." if other >= 1 else ""
+        yield Sheet(f"Categories of {column}", ("category", "rows", "share"), lines, caption)
+
+
+def _histogram(number: NumberFacts) -> Sheet:
+    """Return the bins of a number, each with a bar."""
+    edges = [f"{edge:g}" for edge in number.edges]
+    names = [
+        f"below {edges[0]}",
+        *(f"{low} to {high}" for low, high in itertools.pairwise(edges)),
+        f"{edges[-1]} and above",
+    ]
+    most = max(*number.bins, 1.0)
+    lines = tuple(
+        (name, _count(count), _bar(max(0.0, count) / most))
+        for name, count in zip(names, number.bins, strict=True)
+    )
+    return Sheet(number.name, ("bin", "rows", ""), lines)
+
+
+def _bar(share: float) -> str:
+    eighths = round(share * BAR * len(EIGHTHS))
+    whole, rest = divmod(eighths, len(EIGHTHS))
+    return EIGHTHS[-1] * whole + (EIGHTHS[rest - 1] if rest else "")
+
+
+def _correlations(facts: PooledFacts) -> Iterator[Sheet]:
+    if facts.correlations is None:
+        return
+    names = tuple(number.name for number in facts.numbers)[:MOST_CORRELATED]
+    lines = tuple(
+        (name, *(NONE if math.isnan(r) else f"{r:.2f}" for r in row[: len(names)]))
+        for name, row in zip(names, facts.correlations.tolist(), strict=False)
+    )
+    left = len(facts.numbers) - len(names)
+    caption = f"{left} further numbers are not shown." if left else ""
+    yield Sheet("Over rows that have all numbers", ("", *names), lines, caption)
+
+
+def _count(count: float) -> str:
+    return f"{count:,.0f}"
+
+
+def _shown(value: float) -> str:
+    return NONE if math.isnan(value) else f"{value:.5g}"

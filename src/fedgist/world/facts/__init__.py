@@ -1,0 +1,1 @@
+"""What sites know together before training: counts, moments, histograms and categories as sums."""
