@@ -29,7 +29,7 @@ from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.keys import certificates, provision
 from fedgist.federation.keys.certificates import Role, sign
 from fedgist.federation.keys.kits import Kit, read_kit
-from fedgist.federation.keys.roster import ROSTER
+from fedgist.federation.keys.roster import ROSTER, RosterFile
 from fedgist.federation.network.frames import (
     BEGIN,
     TO_SERVER,
@@ -48,7 +48,7 @@ from fedgist.federation.network.invitation import Greeting, Versions, outlines
 from fedgist.federation.network.wire import SiteWire
 from fedgist.federation.server.engine import SitesEngine
 from fedgist.federation.server.run_state import RunStateFile
-from fedgist.federation.server.serving import RosterFile, SiteDesk
+from fedgist.federation.server.serving import SiteDesk
 from fedgist.federation.server.status import SiteStatus, StatusBoard
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.round import ServerRun, start_server

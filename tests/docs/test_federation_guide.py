@@ -17,6 +17,7 @@ from fedgist.federation.keys.provision import read_federation
 from fedgist.federation.site.file import read_site_file
 from fedgist.recipe.reading import make, read
 from fedgist.recipe.resolve import resolve
+from fedgist.world.facts.question import read_question
 from real_federation import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,8 @@ def kind_of(table: dict[str, object]) -> str:
     """Return which file a TOML block is of, by a key that the others lack."""
     if "sites" in table:
         return "federation"
+    if "columns" in table:
+        return "question"
     return "recipe" if "method" in table or "clients" in table else "site"
 
 
@@ -41,6 +44,8 @@ def test_every_file_of_the_guide_can_be_read(text: str, tmp_path: Path) -> None:
     kind = kind_of(table := tomllib.loads(text))
     if kind == "federation":
         assert list(read_federation(path).sites) == table["sites"]
+    elif kind == "question":
+        assert read_question(path).columns
     elif kind == "site":
         assert read_site_file(path).table.data.name in {"table", "folder"}
     elif "facts" in table:
@@ -53,7 +58,12 @@ def test_every_file_of_the_guide_can_be_read(text: str, tmp_path: Path) -> None:
 
 def test_all_kinds_of_files_are_there() -> None:
     kinds = [kind_of(tomllib.loads(text)) for text in TOML]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"federation": 2, "site": 7, "recipe": 4}
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "federation": 2,
+        "site": 7,
+        "question": 2,
+        "recipe": 4,
+    }
 
 
 @pytest.mark.slow
@@ -88,6 +98,14 @@ def ended(running: dict[str, Command]) -> None:
         assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
 
 
+def facts_are_there(running: dict[str, Command]) -> None:
+    """Wait until the question was answered."""
+    for line in [line for line in running if line.startswith("fedgist facts")]:
+        done = running.pop(line).end()
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        assert "the sites wait; train with: fedgist server" in done.stdout
+
+
 def shown(folder: Path) -> str:
     """Return what an administrator sees, if the server is there."""
     return fedgist("status", "kits/administrators/anna", cwd=folder, code=None).stdout
@@ -104,7 +122,9 @@ def test_the_five_minutes_work_as_they_are_pasted(tmp_path: Path) -> None:
         for block in blocks:
             (line,) = block.strip().splitlines()
             name, *words = line.split()[1:]
-            if name in {"server", "watch"} or (name == "site" and "--check" not in words):
+            if "hospitals.toml" in words and name != "facts":
+                facts_are_there(running)
+            if name in {"facts", "server", "watch"} or (name == "site" and "--check" not in words):
                 running[line] = Command([name, *words], folder)
                 continue
             if name == "status":

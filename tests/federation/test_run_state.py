@@ -15,12 +15,12 @@ import pytest
 from fedgist.engines.engine import Answer
 from fedgist.errors import CheckpointError, FederationError, Stopped
 from fedgist.federation.agreement.server_setup import server_context
-from fedgist.federation.keys.roster import ROSTER, Roster, write_roster
+from fedgist.federation.keys.roster import ROSTER, Roster, RosterFile, write_roster
 from fedgist.federation.network.invitation import Greeting, Hello, Invitation, Versions, outlines
 from fedgist.federation.network.wire import SiteWire
 from fedgist.federation.server.engine import SitesEngine
 from fedgist.federation.server.run_state import RunStateFile
-from fedgist.federation.server.serving import RosterFile, SiteDesk
+from fedgist.federation.server.serving import SiteDesk
 from fedgist.federation.server.status import STATUS, SiteStatus, StatusBoard, read_status
 from fedgist.recipe.federation_section import FederationSection
 from fedgist.recipe.resolve import resolve

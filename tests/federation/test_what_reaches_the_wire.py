@@ -16,11 +16,13 @@ PAGE = ROOT / "docs/security.md"
 SITE = (
     *(f"site/{name}" for name in ("agent", "policy", "setup", "limits", "store", "ledger")),
     "site/total_keys",
+    "site/facts",
     *("network/invitation", "network/grpc_site", "agreement/recipe_check"),
     "agreement/server_setup",
 )
 FILES = [ROOT / f"src/fedgist/federation/{name}.py" for name in SITE]
 FILES += [ROOT / f"src/fedgist/wire/{name}.py" for name in ("site", "envelope")]
+FILES += [ROOT / "src/fedgist/world/facts/question.py"]
 FILES += sorted((ROOT / "src/fedgist/wire/secure").glob("*.py"))
 FILES = [file for file in FILES if file.name not in {"engine.py", "group.py"}]  # the server's
 SENDS = {"seal", "refusal", "note"}

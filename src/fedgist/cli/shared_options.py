@@ -21,7 +21,7 @@ COMMAND_ORDER = (
     *("show", "compare", "report", "card", "watch"),
     *("predict", "evaluate", "probe", "export"),
     *("sweep", "tune", "privacy", "reproduce"),
-    *("provision", "server", "site", "status", "stop", "forget"),
+    *("provision", "facts", "server", "site", "status", "stop", "forget"),
 )
 
 

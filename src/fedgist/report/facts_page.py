@@ -11,7 +11,7 @@ from fedgist.report.model_card import Part, as_html
 from fedgist.world.facts.pooled import NumberFacts, PooledFacts
 from fedgist.world.facts.question import Question
 
-BAR, EIGHTHS = 24, "▏▎▍▌▋▊▉█"  # characters of the longest bar, and the last one of a bar
+BAR, WIDEST = "█", 24  # of a bin with the most rows
 MOST_CORRELATED = 30  # numbers: a larger matrix cannot be read
 NONE = "-"
 
@@ -80,16 +80,10 @@ def _histogram(number: NumberFacts) -> Sheet:
     ]
     most = max(*number.bins, 1.0)
     lines = tuple(
-        (name, _count(count), _bar(max(0.0, count) / most))
+        (name, _count(count), BAR * round(WIDEST * max(0.0, count) / most))
         for name, count in zip(names, number.bins, strict=True)
     )
     return Sheet(number.name, ("bin", "rows", ""), lines)
-
-
-def _bar(share: float) -> str:
-    eighths = round(share * BAR * len(EIGHTHS))
-    whole, rest = divmod(eighths, len(EIGHTHS))
-    return EIGHTHS[-1] * whole + (EIGHTHS[rest - 1] if rest else "")
 
 
 def _correlations(facts: PooledFacts) -> Iterator[Sheet]:

@@ -84,8 +84,9 @@ def _moments(
     if not data.mean or not data.std:
         if data.normalize == "pooled":
             raise RecipeError(
-                "data.mean and data.std are missing: a federation's rows are never together. State "
-                "them, or use data.normalize = 'client' or 'none'"
+                "data.mean and data.std are missing: a federation's rows are never together. "
+                "fedgist facts measures both; or state them, or use data.normalize = 'client' or "
+                "'none'"
             )
         return (0.0,), (1.0,)
     used = tuple(c.categories is None for c in columns for _ in c.inputs) or (True,) * shape[0]

@@ -219,6 +219,8 @@ class _Exchange:
             assert isinstance(first, ScaleSums)  # the form's
             found = scales(self.question, first, len(members))
             filling = filling.model_copy(update={"scales": found})
+            if self.question.sums == "secure":
+                sites = sorted(members)  # all totals of facts are over the same sites
         plan, told = Plan(self.question, filling), Told.of(filling.model_dump_json())
         self.say(f"asking {len(sites)} sites for {listed(self.question.kinds)}")
         total, members = self._total(FACTS, sites, told, Form.of(facts_sums(plan, ())))

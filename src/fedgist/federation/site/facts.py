@@ -14,10 +14,10 @@ from fedgist.core.replies import ClientInfo
 from fedgist.core.tree import Tree
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.table_file import column_names
-from fedgist.errors import MessageError, SiteError, listed
+from fedgist.errors import MessageError, OwnerError, SiteError, listed
 from fedgist.federation.network.invitation import Hello, Invitation
 from fedgist.federation.site import audit_log
-from fedgist.federation.site.file import SiteFile
+from fedgist.federation.site.file import LEAST_ROWS_TELL, SiteFile
 from fedgist.federation.site.ledger import BudgetError, Ledger, Limits, Spent
 from fedgist.federation.site.setup import TABLE, classes_held_back, rows_stay_home
 from fedgist.recipe.data_section import Data
@@ -31,6 +31,7 @@ from fedgist.world.facts.sums import (
     COMPARE,
     FACTS,
     GROUP,
+    MOST_PRIVATE,
     ROUNDS,
     Answered,
     Compared,
@@ -69,6 +70,8 @@ def check_question(question: Question, site: SiteFile, sites: int) -> None:
             "policy",
             "least_sites",
         )
+    if question.epsilon is not None and policy.least_rows > 1:
+        raise SiteError(f"{file}: {LEAST_ROWS_TELL}", "policy", "least_rows")
     if policy.epsilon is None:
         return
     if question.epsilon is None:
@@ -147,6 +150,8 @@ def read_rows(question: Question, filling: Filling | None, site: SiteFile, secre
             unlisted="keep",
             private=private,
         )
+        if private and len(data.y) > MOST_PRIVATE:
+            raise SiteError(f"{data.name} has more than {MOST_PRIVATE:,} rows under a budget")
         return _allowed(data, site)
 
 
@@ -220,6 +225,8 @@ class FactsSite:
             request, messages = unseal(envelope, LARGEST)
             header = request
             return self._answer(request, messages)
+        except OwnerError:  # what rows decide before a charge: the process ends
+            raise
         except MessageError as error:
             return refusal(header, error)
         except Exception as error:
@@ -242,8 +249,7 @@ class FactsSite:
         kept = self.folder / f"{request.stage}-{digest}.reply"
         if kept.exists():
             return kept.read_bytes()
-        if self.question.epsilon is not None or self.question.sums == "secure":
-            self._check_asked_once(request.stage)
+        self._check_asked_once(request.stage)
         plan = Plan(self.question, _filling(down.read()))
         rows = read_rows(self.question, plan.filling, self.file, self.secret)
         self._charge(request.round, rows.data)
@@ -312,7 +318,7 @@ class FactsSite:
             self._log(f"differs: {sentence}")
         if not found:
             self._log("this site's rows are like those of the others")
-        if found and self.file.policy.differences == "refuse":
+        if found and self.file.policy.differences == "refuse" and self.question.epsilon is None:
             raise MessageError("; ".join(found), "rows")
         return Compared()
 

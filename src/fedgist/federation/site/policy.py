@@ -265,5 +265,6 @@ def described(site: SiteFile) -> list[str]:
         words += [f"classes with fewer than {policy.least_rows} training rows are not used"]
     never = policy.never_released
     words += [f"never used: rows of {listed(never)}"] if never else []
+    words += [f"facts before training: {listed(policy.facts)}"] if policy.facts else []
     words += ["losses and scores leave" if policy.shares_scores else "losses and scores stay here"]
     return words

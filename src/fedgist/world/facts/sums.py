@@ -25,7 +25,8 @@ from fedgist.world.facts.question import Plan, Question
 GROUP = "facts"  # the sites of a total, in place of an architecture
 SCALES, FACTS, COMPARE = "scales", "facts", "compare"
 ROUNDS = MappingProxyType({SCALES: 0, FACTS: 1, COMPARE: 2})  # the stages, and their rounds
-GRID = 2.0**-30  # of a term under a budget: sums of 8 million rows are exact in float64
+GRID = 2.0**-30  # of a term under a budget
+MOST_PRIVATE = 1 << 23  # rows, whose sums on the grid are exact in float64
 FARTHEST = 16.0  # of asinh(x) under a budget: x up to 4.4 million
 AT_ONCE = 1 << 22  # numbers of one array
 _KEY = 0  # noise comes from the operating system, whatever the key
