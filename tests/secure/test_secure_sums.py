@@ -232,6 +232,9 @@ def test_a_late_message_is_not_in_the_total_and_cannot_be_added() -> None:
     np.testing.assert_array_equal(total, sum_of(values, survivors))
     assert all(8 in answer.keys and 8 not in answer.seeds for answer in answers.values())
     assert not np.array_equal(late - total, values[8] - total)
+    for site in survivors:
+        with pytest.raises(MessageError, match="was done"):
+            sites[site].confirm(survivors | {8})
 
 
 def test_a_wrong_share_is_noticed() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from fedgist.report.tracking.tracker_names import FORMS
@@ -26,13 +27,20 @@ COMMAND_ORDER = (
 
 
 def flowing(text: str) -> str:
-    r"""Return a text with each paragraph on one line, for a terminal to break; examples stay.
+    r"""Return a text with each paragraph on one line, for a terminal to break.
+
+    Examples stay, and so do paragraphs that are indented, such as lines of a file.
 
     >>> flowing("Run it.\n\nA long\nsentence.\n\nExamples\n--------\na\nb")
     'Run it.\n\nA long sentence.\n\nExamples\n--------\na\nb'
+    >>> flowing("A file:\n\n    [a]\n    b = 1\n\nEnd.")
+    'A file:\n\n    \\[a]\n    b = 1\n\nEnd.'
     """
     prose, heading, examples = inspect.cleandoc(text).partition("\n\nExamples\n")
-    return "\n\n".join(p.replace("\n", " ") for p in prose.split("\n\n")) + heading + examples
+    parts = [
+        escape(p) if p.startswith("    ") else p.replace("\n", " ") for p in prose.split("\n\n")
+    ]
+    return "\n\n".join(parts) + heading + examples
 
 
 class OrderedGroup(TyperGroup):
