@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,3 +135,61 @@ def test_a_server_that_is_killed_with_a_total_goes_on_with_it(tmp_path: Path) ->
         assert [line["clients/replied"] for line in lines.values() if line["round"]] == [3, 3, 3]
         events = lines[2]["events"]
         assert any("opened before the restart is used" in event for event in events)
+
+
+NINE = tuple(f"site-{letter}" for letter in "abcdefghi")
+KILL_STEPS = ("share", "mask", "confirm", "unmask")
+ROUNDS = 20
+
+
+def drawn_kills() -> dict[str, list[tuple[int, str]]]:
+    """Two sites and their steps in each of twenty rounds, and three sites in one round more."""
+    draws, kills = np.random.default_rng(0), dict[str, list[tuple[int, str]]]()
+    for number in range(1, ROUNDS + 1):
+        for site in draws.choice(len(NINE), 2, replace=False):
+            step = KILL_STEPS[int(draws.integers(len(KILL_STEPS)))]
+            kills.setdefault(NINE[site], []).append((number, step))
+    for site in NINE[:3]:
+        kills.setdefault(site, []).append((ROUNDS + 1, "mask"))
+    return kills
+
+
+@pytest.mark.environment
+def test_nine_processes_of_which_two_are_killed_in_each_of_twenty_rounds(tmp_path: Path) -> None:
+    """And three in a round more: it opens nothing until they are back."""
+    kills = drawn_kills()
+    absent = Counter(n for each in kills.values() for n, step in each if step in {"share", "mask"})
+    with real_federation(tmp_path, names=NINE) as fed:
+        raw = recipe("fedlog", rounds=ROUNDS + 1, model={"name": "mlp", "hidden": [8]})
+        section = {"least_sites": 9, "least_replies": 7, "deadline_s": 60.0, "sums": "secure"}
+        fed.write_recipe(raw | {"federation": section})
+        for place, name in enumerate(NINE):
+            fed.write_site(name, data={"name": "npz", "path": f"{NAMES[place % 3]}.npz"})
+
+        def start(name: str) -> None:
+            (tmp_path / f"{name}-died").unlink(missing_ok=True)
+            number, step = kills[name].pop(0) if kills.get(name) else (0, "")
+            fed.start_site(name, dies=(f"site at {step}", number) if step else None)
+
+        fed.start_server()
+        for name in NINE:
+            start(name)
+        died, end = 0, time.monotonic() + 600
+        while time.monotonic() < end and "server" in fed.processes and fed.processes["server"].runs:
+            for name in NINE:
+                if not fed.processes[name].runs and (tmp_path / f"{name}-died").exists():
+                    fed.wait_killed(name)
+                    start(name)
+                    died += 1
+            time.sleep(0.05)
+        fed.wait_end("server")
+        for name in NINE:
+            fed.wait_end(name)
+        assert died == 2 * ROUNDS + 3
+        lines = {line["round"]: line for line in fed.rounds()}
+        for number in range(1, ROUNDS + 1):
+            assert lines[number]["clients/replied"] == 9 - absent[number], number
+        last = lines[ROUNDS + 1]
+        assert last["clients/replied"] == 9
+        (event,) = [text for text in last["events"] if "no total was opened" in text]
+        assert "6 sites sent numbers, and 7 are needed" in event
