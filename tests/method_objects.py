@@ -14,6 +14,9 @@ METHOD_OBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
 QUICK = ("fedavg", "fedlog", "fedproto", "relay")
 # one of each mechanism, for `make test`; a test of the laws says what each of these stands for
 CHOSEN = (*QUICK, "centralized", "local", "fedrep", "fedadam", "cs_fl", "two_stages", "digest")
+PLAIN: dict[str, object] = {"optimizer": "sgd"}
+#: What methods need in [train], beside a test's own settings.
+TRAINS: dict[str, dict[str, object]] = {"scaffold": PLAIN}
 EVERYWHERE = (pytest.mark.slow, pytest.mark.environment)
 
 

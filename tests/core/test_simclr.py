@@ -26,6 +26,7 @@ from fedgist.runs.round import Observer
 from fedgist.testing.small_worlds import world_of
 from fedgist.world.world import World
 from interrupted import gets_more_rounds
+from method_objects import TRAINS
 
 Negatives = Literal["other_view", "all_views"]
 BOTH: tuple[Negatives, ...] = ("other_view", "all_views")
@@ -229,6 +230,7 @@ def test_a_batch_holds_two_views_of_each_row_drawn_by_the_clients_own_key() -> N
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_serves_encoders_or_refuses_them(method: str) -> None:
     asked = recipe(method={"name": method}, data={"public": {"rows": 8}})
+    asked["train"] |= TRAINS.get(method, {})
     if method == "flesd":
         asked["method"]["distillation"] = {"epochs": 2, "batch_size": 4}
     if "views" not in METHODS[method].targets:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.data.client_rows import Rows, schedule, steps_of
+from fedgist.core.local_steps import steps_of
+from fedgist.data.client_rows import Rows, schedule
 
 few = settings(max_examples=60)
 counts_of = st.lists(st.integers(0, 11), min_size=1, max_size=5)

@@ -1,8 +1,8 @@
-"""Six methods against the curves of Fluke 0.8.1, another library, in a setting that draws nothing.
+"""Methods against the curves of Fluke 0.8.1, another library, in a setting that draws nothing.
 
 The curves and their source are in ``fluke-0.8.1.json``. Every client trains on all its rows in one
 batch, by SGD, from one start. So no shuffling, sampling or drawn start is left, and two right
-implementations differ by rounding. Ditto, MOON and SCAFFOLD are not here: fedgist lacks them.
+implementations differ by rounding. Ditto and MOON are not here: fedgist lacks them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "fedrep": {"local_layers": 1, "head_epochs": 2},
         "lg_fedavg": {"global_layers": 1},
         "fedproto": {"lam": 1.0, "aggregate": "plain", "inference": "logits"},
+        "scaffold": {},
     }
 )
 
@@ -115,6 +116,7 @@ def test_a_method_has_the_curves_of_another_library(method: str) -> None:
     [
         ("fedprox", {"mu": 0.499}),
         ("fedrep", {"local_layers": 1, "head_epochs": 1}),
+        ("scaffold", {"server_lr": 0.999}),
         ("fedproto", {**OPTIONS["fedproto"], "aggregate": "weighted"}),
     ],
 )

@@ -20,7 +20,7 @@ from fedgist.methods import METHODS
 from fedgist.runs.finished.model_files import DESCRIPTION, export, what_lacks
 from fedgist.runs.finished.trained_models import ClientModel
 from fedgist.testing.small_worlds import blobs, public_rows, rows
-from method_objects import each
+from method_objects import TRAINS, each
 
 QUICK: dict[str, Any] = {
     "model": {"hidden": [5]},
@@ -40,6 +40,7 @@ def trained(method: str, **sections: Any) -> ClientModel:
     short = {"flesd": {"epochs": 2}, "merged_codist": {"steps": 4}}
     options = {"distillation": short[method]} if method in short else {}
     recipe = QUICK | {"method": {"name": method, **options}} | sections
+    recipe["train"] = recipe["train"] | TRAINS.get(method, {})
     if method in IN_POOLS:
         model = {"model": "mlp", **recipe.pop("model")}
         recipe["clients"] = {"pools": {"all": model, "some": model | {"clients": [0, 2]}}}

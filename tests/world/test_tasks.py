@@ -17,6 +17,7 @@ from fedgist.methods import METHODS
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import world_of
+from method_objects import TRAINS
 from small_tasks import TASKS, labels, numbers, pixels, recipe_of, text_classes
 
 NEEDS: dict[str, dict[str, Any]] = {  # beside a recipe's own settings
@@ -30,6 +31,7 @@ def asked(method: str, objective: str) -> dict[str, Any]:
     found = recipe_of(objective, method={"name": method, **NEEDS.get(method, {})})
     if method in {"flesd", "merged_codist", "periodic_codist"}:
         found["data"] = {"public": {"rows": 8}}
+    found["train"] |= TRAINS.get(method, {})
     if "codist" in method:
         model = found.pop("model")
         found.pop("engine")

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet, fake_rows
 from fedgist.core.counts import MOST_ROWS
+from fedgist.core.local_steps import steps_of
 from fedgist.core.nets.net import Architecture, Net
 from fedgist.core.objectives.objective import Objective
 from fedgist.core.objectives.target import places
@@ -40,7 +41,8 @@ class Task:
     says whether their labels are public as well. ``public_client`` is the client whose rows are
     public, if they belong to one. ``public_digest`` is a digest of the public rows in order, as
     models see them. ``main`` is the architecture that is named first; a site of another
-    architecture does not have it. ``common_starts`` says that the clients of an architecture begin
+    architecture does not have it. ``clients_with`` are the numbers of clients of each
+    architecture. ``common_starts`` says that the clients of an architecture begin
     with ``starts`` (``clients.init = "shared"``), not with weights of their own. ``pools`` by name,
     if there are any, set the clients per round in place of ``training.fraction_train``. Totals of
     fewer than ``min_replies`` clients are withheld from the server. The server refuses a message
@@ -62,6 +64,7 @@ class Task:
     public_client: int | None = None
     public_digest: int = 0
     main: str = ""
+    clients_with: Mapping[str, int] = field(default_factory=dict)
     common_starts: bool = True
     pools: Mapping[str, Pool] = field(default_factory=dict)
     min_replies: int = 1
@@ -136,6 +139,24 @@ class Context:
         if not self.architecture:
             raise MethodError("ctx.start is a client's; the server has ctx.task.starts")
         return self.task.starts[self.architecture]
+
+    def local_steps(self, rows: Tensor) -> Tensor:
+        """Return how many steps a client with so many ``rows`` takes in a phase without a count.
+
+        The result has the shape of ``rows``. A client without enough rows for a batch takes none.
+        """
+        task = self.task
+        epochs = task.training.local_epochs
+        if task.privacy is not None and task.privacy.steps is not None:
+            return torch.full_like(rows, task.privacy.steps.count(epochs))
+        least = task.least_rows(self.architecture)
+        return steps_of(rows, task.training.batch_size, epochs, least=least)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of this round: ``train.lr`` on its schedule."""
+        training = self.task.training
+        return training.lr * training.lr_schedule.factor(self.round, training.num_rounds)
 
     def draw(self, *purpose: random.Word) -> Tensor:
         """Return a key for one purpose, (), for use with :mod:`fedgist.core.random`."""

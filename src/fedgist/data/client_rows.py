@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.local_steps import batches_in, steps_of
 
 ABSENT = -1
 
@@ -54,28 +55,6 @@ class Rows:
     def merged(self) -> Rows:
         """Return all rows as the rows of a single client."""
         return Rows(self.rows, torch.tensor([0, len(self.rows)]))
-
-
-def batches_in(counts: Tensor, batch_size: int, least: int = 1) -> Tensor:
-    """Return the number of batches in one pass over each client's rows, (clients,).
-
-    ``counts`` (clients,) are the clients' numbers of rows. A last batch of fewer than ``least``
-    rows, 1 or 2, joins the batch before it. A client with fewer rows has no batch.
-    """
-    return (counts + batch_size - least) // batch_size
-
-
-def steps_of(
-    counts: Tensor, batch_size: int, epochs: int, steps: int | None = None, least: int = 1
-) -> Tensor:
-    """Return the number of batches that each client trains on.
-
-    ``counts``, the clients' numbers of rows, and the result are (clients,). A client with rows has
-    the batches of ``epochs`` passes over its rows, or ``steps`` batches if ``steps`` is given.
-    Batches have at least ``least`` rows, as in :func:`batches_in`.
-    """
-    per_epoch = batches_in(counts, batch_size, least)
-    return per_epoch * epochs if steps is None else torch.where(per_epoch > 0, steps, 0)
 
 
 def schedule(

@@ -22,6 +22,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedavg": "fedgist.methods.fedavg:FedAvg",
         "fedprox": "fedgist.methods.fedprox:FedProx",
         "fedadam": "fedgist.methods.fedadam:FedAdam",
+        "scaffold": "fedgist.methods.scaffold:Scaffold",
         "lg_fedavg": "fedgist.methods.lg_fedavg:LGFedAvg",
         "fedper": "fedgist.methods.fedper:FedPer",
         "fedrep": "fedgist.methods.fedrep:FedRep",

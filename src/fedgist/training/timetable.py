@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.device_copy import copied
+from fedgist.core.local_steps import batches_in, steps_of
 from fedgist.core.method import Phase
 from fedgist.core.training import Life
-from fedgist.data.client_rows import batches_in, schedule, steps_of
+from fedgist.data.client_rows import schedule
 from fedgist.training.cohort import Cohort
 from fedgist.training.private_steps import drawn_rows
 

@@ -6,6 +6,7 @@ A simulation knows these facts from its data, a real federation from its recipe.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -132,6 +133,7 @@ def task_of(
         objective,
         test_sets,
         main=next(iter(models.architectures)),
+        clients_with=Counter(name for c in members.clients for name in c.architectures),
         common_starts=recipe.clients.init == "shared",
         pools=members.pools,
         min_replies=recipe.privacy.min_replies,

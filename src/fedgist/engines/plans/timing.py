@@ -13,13 +13,13 @@ from dataclasses import asdict, replace
 
 import torch
 
+from fedgist.core.local_steps import steps_of
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.nets.compiled.kernel_library import Compiled, compiler, library, library_path
 from fedgist.core.nets.convolution import Conv2d
 from fedgist.core.nets.kernel_choice import compilable
 from fedgist.core.nets.net import Architecture
 from fedgist.core.tree import Tree
-from fedgist.data.client_rows import steps_of
 from fedgist.data.sources.file_sizes import usable_memory
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.plans.kernel_timing import faster_layers

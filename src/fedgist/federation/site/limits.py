@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from fedgist.core import random
+from fedgist.core.local_steps import steps_of
 from fedgist.core.method import Context
-from fedgist.data.client_rows import steps_of
 from fedgist.errors import SiteError
 from fedgist.federation.agreement.server_setup import places
 from fedgist.federation.site.file import SiteFile

@@ -23,6 +23,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedavg": ("#d55e00", "s"),
         "fedprox": ("#bb99cc", "P"),
         "fedadam": ("#4488ff", "d"),
+        "scaffold": ("#99aa00", "<"),
         "cs_fl": ("#775544", "p"),
         "lg_fedavg": ("#aa00ff", "v"),
         "fedper": ("#cc99ff", ">"),
