@@ -189,6 +189,8 @@ def _first(error: ValidationError, value: object, table: str, kind: object) -> s
         return f"{key} is missing"
     wanted = " or ".join(dict.fromkeys(_words(e) for e in same))
     named = first["type"] == "value_error" and shown(given) in wanted  # one of fedgist's messages
+    if not key:  # the whole table
+        return wanted
     return f"{key}: {wanted}" if named else f"{key} = {shown(given)}: {wanted}"
 
 

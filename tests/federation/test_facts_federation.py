@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import tomllib
 from pathlib import Path
@@ -123,10 +122,12 @@ def test_sites_name_classes_and_categories_that_are_not_listed(tmp_path: Path) -
     del about["classes"]
     about["columns"]["town"] = "categories"
     with real_federation(tmp_path, names=names) as fed:
-        recipe = asked_for(fed, about, lyon={"least_rows": 2})
+        two = {name: {"least_rows": 2} for name in names}
+        recipe = asked_for(fed, about, **two)
         assert recipe["data"]["classes"] == [*CLASSES]
         assert recipe["facts"]["columns"]["town"] == ["Bonn", "Lyon", "Ulm"]
-        assert "told the names of columns.town: Bonn, Lyon, Ulm" in log_of(fed, "lyon")
+        assert "tells the names of columns.town: Bonn, Lyon, Ulm" in log_of(fed, "lyon")
+        assert "Rome" not in (tmp_path / "facts.html").read_text()
 
 
 def test_each_site_compares_itself_and_says_what_differs(tmp_path: Path) -> None:
@@ -139,10 +140,10 @@ def test_each_site_compares_itself_and_says_what_differs(tmp_path: Path) -> None
     with real_federation(tmp_path, names=names) as fed:
         asked_for(fed, question(), berlin={"differences": "refuse"})
         assert "differs: dose:" in log_of(fed, "berlin")
-        assert "differs: the columns are in another order here: dose, age" in log_of(fed, "lyon")
-        head = (tmp_path / "facts.toml").read_text()
-        assert re.search(r"# berlin says that its rows differ: rows: dose: .* another unit", head)
-        assert "lyon says" not in head
+        assert "differs: the order of columns: it is dose, age" in log_of(fed, "lyon")
+        head = (tmp_path / "facts.toml").read_text().partition("[")[0]
+        assert "# berlin: rows: its rows differ in dose." in head  # and no number of its own
+        assert "lyon: " not in head
 
 
 @pytest.mark.parametrize(
@@ -224,3 +225,68 @@ def test_a_total_over_other_sites_is_refused_if_it_tells_of_few(tmp_path: Path) 
         again = question(sums="secure", correlations=False)
         recipe = asked_for(fed, again)  # other figures of the same sites
         assert recipe["data"]["classes"] == [*CLASSES]
+
+
+def test_sites_that_are_not_there_are_named(tmp_path: Path) -> None:
+    """And what a site's rows lack is said there."""
+    every, names = tables(18, 3), ("berlin", "lyon", "ulm")
+    every[0]["age"] = [f"{age:.1f}".replace(".", ",") for age in every[0]["age"]]
+    every[0].loc[3:, "age"] = "60.5"
+    write_tables(tmp_path, names, every)
+    with real_federation(tmp_path, names=names) as fed:
+        started(fed, question(least_sites=2), ulm={"facts": []})
+        fed.wait_end("ulm", 2)
+        recipe = answered(fed)
+        head = (tmp_path / "facts.toml").read_text().partition("[")[0]
+        assert "Rows of 2 of 3 sites: berlin, lyon." in head
+        assert "ulm has no part: the site does not take part: policy: facts" in head
+        assert recipe["data"]["classes"] == [*CLASSES]
+        assert "age: 3 cells hold no number and count as missing, such as in row 1" in log_of(
+            fed, "berlin"
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--out", "facts.html"), "--out facts.html: name the recipe"),
+        (("--out", "kits"), "--out kits: name the recipe"),
+        (("--recipe", "bad.toml"), "bad.toml: trian: unknown key"),
+        (("--recipe", "none.toml"), "no recipe none.toml"),
+        (("--ask", "none.toml"), "there is no none.toml"),
+    ],
+)
+def test_what_could_not_be_written_is_said_before_anybody_is_asked(
+    tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    with real_federation(tmp_path) as fed:
+        (tmp_path / "question.toml").write_text(as_toml(question()))
+        (tmp_path / "bad.toml").write_text("[trian]\nlr = 1\n")
+        asked = {"--ask": "question.toml", words[0]: words[1]}
+        given = [word for pair in asked.items() for word in pair]
+        done = fedgist("facts", "kits/server", *given, cwd=fed.folder, code=2)
+        assert says in " ".join(done.stderr.split())
+
+
+def test_a_simulation_reads_columns_as_the_question_names_them(tmp_path: Path) -> None:
+    """In its order, with its categories; some of them, and one that is empty."""
+    table = tables(19, 1)[0].assign(none="")
+    table["town"] = ["Ulm"] * 5 + ["Bonn"] * (len(table) - 5)
+    table.to_csv(tmp_path / "all.csv", index=False)
+    raw = {"data": data_of("all.csv") | {"missing": "mean"}, "clients": {"num_clients": 2}}
+    raw["data"] = raw["data"] | {"ignore": ["none"]}
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(raw))
+    train = table[table["test"] == 0]
+
+    def shown(about: dict[str, Any], code: int = 0) -> str:
+        (tmp_path / "q.toml").write_text(as_toml({"classes": [*CLASSES]} | about))
+        done = fedgist("partition", "recipe.toml", "--facts", "q.toml", cwd=tmp_path, code=code)
+        return " ".join((done.stdout if code == 0 else done.stderr).split())
+
+    found = shown({"columns": {"town": ["Ulm", "Rome", "Bonn"], "age": {"centre": 50, "unit": 9}}})
+    ulm, bonn = (int((train["town"] == name).sum()) for name in ("Ulm", "Bonn"))
+    assert f"Ulm {ulm} " in found
+    assert "Rome 0 " in found
+    assert f"Bonn {bonn} " in found
+    assert "none: too few rows have it" in shown({"columns": {"none": "number"}}, 1)
+    assert "no column 'x'" in shown({"columns": {"x": "number"}}, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import tomli_w
 import torch
 
 from facts_tables import CLASSES, as_toml, data_of, question, tables
-from fedgist.core.tree import named
+from fedgist.core.tree import map_leaves, named
 from fedgist.errors import MessageError, OwnerError, SiteError
 from fedgist.federation.network.invitation import Invitation
 from fedgist.federation.site.agent import digest_of
@@ -31,6 +32,7 @@ from fedgist.world.facts.sums import (
     Answered,
     FactsSums,
     Told,
+    facts_sums,
 )
 
 RUN = "0123456789abcdef"
@@ -224,8 +226,126 @@ def test_counts_of_few_rows_are_not_told(tmp_path: Path) -> None:
     assert not sums["products"].any()
     (text,) = [text for text in said if "not told" in text]
     assert "dose" in text
-    assert "counts of categories" in text
+    assert "categories of town" in text
     assert "correlations" in text
+
+
+@pytest.mark.parametrize("least", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_hidden_cannot_be_subtracted(tmp_path: Path, seed: int, least: int) -> None:
+    """Counts that are left out of a whole are of enough rows together, and so are other rows."""
+    about = asked(tmp_path)
+    table = tables(seed, 1)[0]
+    file = site_file(tmp_path, table, least_rows=least)
+    _, messages = unseal(
+        reply := facts_site(file, about).handle(request(FACTS, told(SCALES_GIVEN))), len(reply)
+    )
+    sums = messages["upload"]
+    rows, present = float(sums.rows), sums.present
+    for counts, whole in ((sums.histograms, float(present[0])), (sums.categories, rows)):
+        assert all(count == 0 or count >= least for count in counts.tolist())
+        left = whole - float(counts.sum())
+        assert left == 0 or left >= least
+    apart = [*(present - sums.complete).tolist(), rows - float(sums.complete)]
+    assert not sums.complete or all(count == 0 or count >= least for count in apart)
+
+
+def test_a_search_tells_of_few_rows_no_more_than_the_facts(tmp_path: Path) -> None:
+    table = tables(9, 1)[0].assign(dose=np.nan)
+    table.loc[3, "dose"] = 4321.0
+    site = facts_site(site_file(tmp_path, table, least_rows=5), asked(tmp_path))
+    _, messages = unseal(reply := site.handle(request(SCALES, told())), len(reply))
+    for array in named(messages["upload"]).values():
+        assert array[1] == 0
+        assert array[0] != 0
+
+
+def compared(site: FactsSite, total: FactsSums, scales: Any = SCALES_GIVEN) -> str:
+    """The words in which a site says that its rows differ, or nothing."""
+    reply = site.handle(request(COMPARE, Answered(told(scales).text, total)))
+    return "" if header_of(reply).purpose == "reply" else refused(reply)
+
+
+def forged(site: FactsSite) -> FactsSums:
+    """A total beside which everything of a site is strange."""
+    (own,) = site.sums.values()
+    strange = map_leaves(lambda array: array * 2.0, own)
+    return dataclasses.replace(strange, squares=own.squares * 1e6)
+
+
+def test_a_comparison_tells_columns_and_no_number_and_once(tmp_path: Path) -> None:
+    """A server may send any total: it learns which columns differ, of one total."""
+    about = asked(tmp_path)
+    site = facts_site(site_file(tmp_path, tables(3, 1)[0], differences="refuse"), about)
+    zeros = map_leaves(torch.zeros_like, facts_sums(Plan(about, Filling(scales=SCALES_GIVEN)), ()))
+    assert "gave no facts" in compared(site, zeros)
+    site.handle(request(FACTS, told(SCALES_GIVEN)))
+    total = forged(site)
+    words = compared(site, total)
+    assert words == "rows: its rows differ in age, dose, level"
+    assert compared(site, total) == words  # the same bytes again
+    assert "another question" in compared(site, map_leaves(lambda array: array * 3, total))
+
+
+@pytest.mark.parametrize("changes", [{"sums": "secure"}, {"epsilon": 1.0}])
+def test_under_secure_sums_or_noise_differences_stay(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    about, said = asked(tmp_path, **changes), list[str]()
+    file = site_file(tmp_path, tables(3, 1)[0], differences="refuse")
+    site = facts_site(file, about, said)
+    site.handle(request(FACTS, told(SCALES_GIVEN)))
+    assert compared(site, forged(site)) == ""
+    assert any("differs: age" in text for text in said) or "epsilon" in changes
+
+
+@pytest.mark.parametrize("sums", ["plain", "secure"])
+def test_values_too_far_from_the_centre_are_named(tmp_path: Path, sums: str) -> None:
+    table = tables(3, 1)[0]
+    table.loc[4, "dose"] = 1e200 if sums == "plain" else 1e9
+    site = facts_site(site_file(tmp_path, table), asked(tmp_path, sums=sums))
+    scales = ((50.0, 20.0), (3000.0, 4.0), (0.0, 1e-4))
+    words = refused(site.handle(request(FACTS, told(scales))))
+    assert words.startswith("rows: dose: values too far from the centre")
+
+
+def test_names_that_are_too_long_are_one_line(tmp_path: Path) -> None:
+    table = tables(3, 1)[0]
+    table["town"] = "x" * 300
+    about = asked(tmp_path, columns={"town": "categories"})
+    said = list[str]()
+    site = facts_site(site_file(tmp_path, table, least_rows=2), about, said)
+    with pytest.raises(SiteError, match=r"columns\.town: 1 names, of which the longest has 300"):
+        site.hello()
+    assert said == []
+
+
+@pytest.mark.parametrize("stated", [{"ignore": ["dose"]}, {"columns": {"age": "number"}}])
+def test_a_site_file_says_which_columns_may_be_asked_about(
+    tmp_path: Path, stated: dict[str, Any]
+) -> None:
+    file = site_file(tmp_path, tables(3, 1)[0])
+    section = file.table.data.model_copy(update=stated)
+    table = type(file.table.data).model_validate(section.model_dump() | stated)
+    file = dataclasses.replace(file, table=file.table.model_copy(update={"data": table}))
+    with pytest.raises(SiteError, match="'dose'"):
+        check_question(asked(tmp_path), file, 3)
+    check_question(asked(tmp_path, columns={"age": "number"}), file, 3)
+
+
+def test_names_are_told_of_several_rows_alone(tmp_path: Path) -> None:
+    about = asked(tmp_path, classes=[])
+    with pytest.raises(SiteError, match=r"policy\.least_rows = 5 allows names of five"):
+        check_question(about, site_file(tmp_path, tables(3, 1)[0]), 3)
+    check_question(about, site_file(tmp_path, tables(3, 1)[0], least_rows=2), 3)
+
+
+def test_a_column_that_a_table_lacks_is_named_before_anything_is_asked(tmp_path: Path) -> None:
+    site = facts_site(
+        site_file(tmp_path, tables(3, 1)[0]), asked(tmp_path, columns={"x": "number"})
+    )
+    with pytest.raises(SiteError, match=r"ulm\.csv has no column 'x'; it has age, dose"):
+        site.hello()
 
 
 def test_nothing_is_hidden_where_one_row_is_enough() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -294,14 +295,19 @@ def partition(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="With --facts: write a recipe with them."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="With --facts: write the recipe with the facts in it, and a page beside it.",
+        ),
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Show the number of rows of each class at each client, before any training.
 
-    Use it to check how heterogeneous the clients' data are. With --facts, the
-    clients answer a question as the sites of a federation do: fedgist facts.
+    Use it to check how heterogeneous the clients' data are. With --facts, sums
+    of the clients' training rows answer a question, as in fedgist facts.
 
     Examples
     --------
@@ -331,18 +337,26 @@ def partition(
         partition_figure(split, figure)
         screen.print(words(f"drawn in {figure}"))
     if facts:
-        _facts(world, facts, find_recipe(recipe), out)
+        changed = bool(settings) or seed is not None
+        _facts(world, facts, parsed.to_toml() if changed else None, find_recipe(recipe), out)
 
 
-def _facts(world: World, question: Path, recipe: Path, out: Path | None) -> None:
-    """Print the facts that clients give together; write the recipe with them."""
-    from fedgist.cli.facts_commands import raw_recipe, write_facts
+def _facts(
+    world: World, question: Path, changed: str | None, recipe: Path, out: Path | None
+) -> None:
+    """Print the facts that clients give together; write the recipe with them.
+
+    ``changed`` is the recipe as settings have changed it.
+    """
+    from fedgist.cli.facts_commands import check_writing, raw_recipe, write_facts
     from fedgist.world.facts.question import read_question
     from fedgist.world.facts.simulated import simulated_facts
 
-    plan, found = simulated_facts(world, read_question(question))
+    base = raw_recipe(recipe) if changed is None else tomllib.loads(changed)
+    check_writing(asked := read_question(question), base, out)
+    plan, found = simulated_facts(world, asked)
     about = [f"Rows of {len(world.partition.train)} simulated clients."]
-    write_facts(plan, found, about, out, raw_recipe(recipe))
+    write_facts(plan, found, about, out, base)
 
 
 def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> Sheet:

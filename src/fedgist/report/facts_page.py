@@ -23,10 +23,7 @@ def sheets(question: Question, facts: PooledFacts) -> tuple[Sheet, ...]:
 
 def page(question: Question, facts: PooledFacts, about: Sequence[str]) -> str:
     """Return the page of facts as HTML; ``about`` are sentences on where they come from."""
-    noise = (
-        f"Each count has noise with a deviation of {facts.noise:.3g} (epsilon {question.epsilon})."
-    )
-    sentences = (*about, *([noise] if facts.noise else []), *facts.notes)
+    sentences = (*about, *facts.notes)
     parts = [Part("Facts before training", sentences, sheets(question, facts))]
     if bins := tuple(_histogram(number) for number in facts.numbers if number.bins):
         parts.append(Part("Histograms", (), bins))
@@ -58,7 +55,8 @@ def _tables(question: Question, facts: PooledFacts) -> Iterator[Sheet]:
             for name, count in facts.classes.items()
         )
         other = facts.rows - sum(facts.classes.values())
-        caption = f"{_count(other)} rows are of no listed class." if other >= 1 else ""
+        known = other >= max(1.0, 2 * facts.noise)
+        caption = f"{_count(other)} rows are of no listed class." if known else ""
         caption = "" if question.target == "labels" else caption
         yield Sheet("Classes", ("class", "rows", "share"), lines, caption)
     for column, counts in facts.categories.items():
@@ -66,7 +64,8 @@ def _tables(question: Question, facts: PooledFacts) -> Iterator[Sheet]:
             (name, _count(count), percent(count / facts.rows, 1)) for name, count in counts.items()
         )
         other = facts.rows - sum(counts.values())
-        caption = f"{_count(other)} rows hold none of them." if other >= 1 else ""
+        known = other >= max(1.0, 2 * facts.noise)
+        caption = f"{_count(other)} rows hold none of them." if known else ""
         yield Sheet(f"Categories of {column}", ("category", "rows", "share"), lines, caption)
 
 

@@ -315,8 +315,8 @@ def test_a_site_sees_what_is_its_alone(tmp_path: Path) -> None:
         ({"columns": {"a": {"edges": [2, 1]}}}, "edges must ascend"),
         ({"columns": {"a": {"unit": 0}}}, "unit"),
         ({"classes": ["a", "a"]}, "names one twice"),
-        ({"classes": [], "sums": "secure"}, "list classes"),
-        ({"columns": {"a": "categories"}, "epsilon": 1.0}, "list columns.a"),
+        ({"classes": [], "sums": "secure"}, "so list them: classes = [...]"),
+        ({"columns": {"a": "categories"}, "epsilon": 1.0}, "so list them: columns.a = [...]"),
         ({"target": "numbers", "classes": []}, "name the numbers to predict"),
         ({"surprise": 1}, "surprise"),
         ({"quantiles": [0.0]}, "quantiles"),
@@ -373,3 +373,63 @@ def test_all_arrays_are_in_order() -> None:
     assert shapes["histograms"] == [len(EDGES["age"]) + 1]
     assert shapes["categories"] == [len(TOWNS)]
     assert shapes["products"] == [6]
+
+
+@pytest.mark.parametrize("sums", ["plain", "secure"])
+@given(st.floats(-1e7, 1e7), st.integers(2, 60))
+def test_a_constant_number_has_deviation_1_and_no_correlation(
+    sums: str, value: float, count: int
+) -> None:
+    """Rounding is no deviation, and no correlation."""
+    x = torch.stack([torch.full((count,), value), torch.arange(count)], 1).double()
+    about: Question = checked(
+        Question, {"input_shape": [2], "classes": ["a"], "correlations": True, "sums": sums}
+    )
+    plan, added = exchange(about, [array_data(x[:1]), array_data(x[1:])], ring=sums == "secure")
+    facts = pooled(plan, added, 2)
+    assert facts.numbers[0].std == 0.0
+    assert any(note.startswith("0: it is constant") for note in facts.notes)
+    assert as_recipe(plan, facts)["data"]["std"][0] == 1.0  # type: ignore[index]
+    assert facts.correlations is not None
+    assert facts.correlations.isnan().tolist() == [[True, True], [True, False]]
+    assert float(facts.correlations[1, 1]) == pytest.approx(1.0)
+
+
+def test_noise_that_hides_a_correlation_is_said() -> None:
+    x = 0.1 * torch.randn(300, 2, generator=torch.Generator().manual_seed(1))
+    inputs = {"centre": 0.0, "unit": 1.0}
+    about: Question = checked(
+        Question,
+        {
+            "input_shape": [2],
+            "classes": ["a"],
+            "correlations": True,
+            "epsilon": 0.5,
+            "inputs": inputs,
+        },
+    )
+    plan = Plan(about, Filling())
+    sums = with_noise(about, facts_sums(plan, rows_of(plan, d := array_data(x), every_row(d))))
+    assert isinstance(sums, FactsSums)
+    facts = pooled(plan, sums, 1)
+    assert facts.correlations is None or math.isnan(float(facts.correlations[0, 1]))
+    assert any("noise" in note for note in facts.notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("x = { center = 0 }", "columns.x.center: unknown key; did you mean 'centre'?"),
+        ("x = { edges = [3, 1] }", "edges must ascend"),
+        ("x = true", "columns.x is True; it must be 'number', 'categories', the list"),
+        ('x = "numbers"', "columns.x is 'numbers'; it must be"),
+    ],
+)
+def test_a_column_that_is_asked_wrongly_is_named(tmp_path: Path, line: str, says: str) -> None:
+    (path := tmp_path / "q.toml").write_text(f'classes = ["a"]\n[columns]\n{line}\n')
+    with pytest.raises(InputError, match=r"q\.toml: columns\.x") as error:
+        read_question(path)
+    assert says in str(error.value)
+    (path := tmp_path / "q.toml").write_text('classes = ["a"]\n')
+    with pytest.raises(InputError, match=r"q\.toml: give columns, or input_shape"):
+        read_question(path)

@@ -92,9 +92,10 @@ def load_table(file: Path, form: TableForm = TABLE_FORM) -> TableFrame:
     return without_row_numbers(TableFrame(file.name, frame, untyped, signs=form.signs))
 
 
-def column_names(file: Path) -> list[str]:
-    """Return the names of a table's columns, in the order of the file."""
-    return list(load_table(file).frame.columns)
+def cells_without_number(table: TableFrame, name: str) -> Values:
+    """Return Booleans (rows,), true where a cell holds neither a number nor a sign of a gap."""
+    read, gaps = numbers_and_gaps(table, name)
+    return np.isnan(read) & ~gaps
 
 
 def _pandas() -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import tempfile
 import threading
@@ -56,21 +57,20 @@ from fedgist.world.facts.sums import (
 )
 
 LOOK_S = 0.2  # between looks at who is there
-WAITING = "the facts of all sites are known; waiting for a run (Ctrl-C ends)"
+WAITING = "the facts are known; waiting for a run (Ctrl-C ends)"
 
 
 @dataclass(frozen=True)
 class FactsAnswer:
     """What the sites answered: the plan, the facts, and who had which part in it.
 
-    ``refused`` are refusals in words, ``absent`` the sites without an answer, by name. ``differs``
+    ``absent`` are the sites that are not in the total, by name, each with the reason. ``differs``
     says which sites told that their rows differ. ``received`` and ``sent`` are bytes on the wire.
     """
 
     plan: Plan
     facts: PooledFacts
     sites: tuple[str, ...]
-    refused: Mapping[str, str]
     absent: Mapping[str, str]
     differs: Mapping[str, str]
     received: int
@@ -197,8 +197,7 @@ class _Exchange:
     folder: Path
     received: int = 0
     sent: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
+    absent: dict[int, str] = field(default_factory=dict)
 
     @property
     def least(self) -> int:
@@ -211,9 +210,12 @@ class _Exchange:
         self.wire.check = self._check
         self._wait()
         filling = Filling(names=self._names())
-        sites = sorted(self.wire.present())
-        if self.question.searches:
-            self.say(f"asking {len(sites)} sites for centres and units")
+        sites, searched = sorted(self.wire.present()), self.question.searched
+        if self.question.epsilon is not None:
+            times = " in each of two exchanges" if searched else ""
+            self.say(f"each site is charged epsilon {self.question.epsilon:g}{times}")
+        if searched:
+            self.say(f"asking {len(sites)} sites for centre and unit of {listed(searched)}")
             form = Form.of(scale_sums(Plan(self.question, filling), ()))
             first, members = self._total(SCALES, sites, Told.of(filling.model_dump_json()), form)
             assert isinstance(first, ScaleSums)  # the form's
@@ -231,8 +233,7 @@ class _Exchange:
             plan,
             facts,
             tuple(self.desk.names[site] for site in members),
-            self.refused,
-            self.absent,
+            self._without(members),
             differs,
             self.received,
             self.sent,
@@ -246,7 +247,10 @@ class _Exchange:
         orders = [Order(site, GROUP) for site in sites]
         secure = self.question.sums == "secure"
         by = SecureEngine(engine, of_text(self.desk.question)) if secure else engine
-        answer: Answer = by.ask(ctx, orders, [told] * len(orders))
+        try:
+            answer: Answer = by.ask(ctx, orders, [told] * len(orders))
+        except FederationError as error:
+            raise FederationError(self._named(str(error))) from error
         received, sent = answer.wire_bytes or (0, 0)
         self.received, self.sent = self.received + received, self.sent + sent
         self._note(answer)
@@ -255,14 +259,23 @@ class _Exchange:
 
     def _note(self, answer: Answer) -> None:
         """Keep who did not take part, and say it."""
-        for kept, parts in ((self.refused, answer.refused), (self.absent, answer.absent)):
-            for who, why in parts:
-                name = self.desk.names[who.client]
-                if kept.get(name) != why:
-                    self.say(f"{name}: {why}")
-                kept[name] = why
+        for who, why in (*answer.refused, *answer.absent):
+            if self.absent.get(who.client) != why:
+                self.say(f"{self.desk.names[who.client]}: {why}")
+            self.absent[who.client] = why
         for event in answer.events:
-            self.say(event)
+            self.say(self._named(event))
+
+    def _without(self, members: Sequence[int]) -> dict[str, str]:
+        """Return the sites that are not in the total, with the reason."""
+        notes = {n: site.note or "it was not there" for n, site in self.desk.board.sites.items()}
+        every = notes | self.absent
+        return {self.desk.names[n]: every[n] for n in sorted(notes) if n not in members}
+
+    def _named(self, text: str) -> str:
+        """Return a text with the names of sites in place of their numbers."""
+        names = self.desk.names
+        return re.sub(r"\bclient (\d+)", lambda found: names[int(found[1])], text)
 
     def _compared(self, members: Sequence[int], answered: Answered) -> dict[str, str]:
         """Send the total to the sites of it; return what they say about differences."""
@@ -280,7 +293,7 @@ class _Exchange:
             self.wire,
             run=self.desk.run,
             patience=Patience(seconds, seconds, self.least, 2),
-            before_repeating=self.say,
+            before_repeating=lambda event: self.say(self._named(event)),
         )
         if form is not None:
             engine.expect(stage, GROUP, form)

@@ -103,12 +103,15 @@ class PolicySection(BaseModel):
 
     ``"counts"``: rows, missing values, classes. ``"moments"``: means, deviations and correlations.
     ``"histograms"``, and ``"categories"``, which are counts of categories, and names of categories
-    and classes that the question leaves open. Each count is of ``least_rows`` rows or more.
+    and classes that the question leaves open, if ``least_rows`` is above 1. Each count is of
+    ``least_rows`` rows or more. Columns that ``data.ignore`` names, or ``data.columns`` does not,
+    are not told of.
     """
     differences: Literal["log", "refuse"] = "log"
     """What the site does if facts of its rows differ from those of all sites, such as by a unit.
 
-    Its log says how. With ``refuse`` the server is told as well.
+    Its log says how. With ``refuse`` the server is told in which columns, unless sums are secure or
+    noised.
     """
 
     @model_validator(mode="after")

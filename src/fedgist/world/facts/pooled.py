@@ -11,13 +11,15 @@ from torch import Tensor
 
 from fedgist.core.tree import map_leaves
 from fedgist.errors import FederationError, listed
-from fedgist.world.facts.question import COLUMNS, Number, Plan, Question
+from fedgist.world.facts.question import COLUMNS, Filling, Number, Plan, Question
 from fedgist.world.facts.sums import FARTHEST, FactsSums, ScaleSums, deviation
 
 LEAST_SPREAD = 1e-4  # of asinh(x): a smaller spread of such sums is rounding
 DIGITS = 3  # of a centre and a unit that were found
-COARSE = 1e-3  # units: a deviation below it has few digits in a secure total
+ROUNDED = 1e-13  # of the mean square: a smaller variance is rounding
+STEP = 2.0**-31  # of each site's numbers in a secure total
 OTHER_UNIT = 10.0  # times another deviation, or another size: another unit, probably
+MOST_NOISE = 0.5  # of a correlation: more hides it
 LEAST_COUNT = 0.5  # rows: less is none
 UNKNOWN = math.nan
 
@@ -97,28 +99,43 @@ def pooled(plan: Plan, sums: FactsSums, sites: int = 1) -> PooledFacts:
         width = len(number.edges) + 1 if number.edges else 0
         bins = tuple(sums.histograms[at : at + width].tolist())
         at += width
-        facts = _number(plan, place, sums, noise)
+        facts = _number(plan, place, sums, noise, sites)
         texts = tuple(_quantile(number.edges, bins, q) for q in question.quantiles if bins)
         numbers.append(replace(facts, edges=number.edges, bins=bins, quantiles=texts))
-        notes += _notes_on(question, facts, number)
+        notes += _notes_on(facts, number)
     counts, start, categories = sums.categories.tolist(), 0, dict[str, Mapping[str, float]]()
     for name, kinds in plan.categories.items():
         here = counts[start : start + len(kinds)]
         categories[name] = dict(zip(kinds, here, strict=True))
         start += len(kinds)
+    together = None
+    if question.correlations:
+        together = _correlations(plan, sums, noise, sites)
+        notes += [] if together is not None else ["too few rows have all numbers to correlate them"]
+    if noise:
+        notes.append(f"each count has noise of deviation {noise:.3g}")
     return PooledFacts(
         rows,
         dict(zip(plan.counted, sums.classes.tolist(), strict=True)),
         tuple(numbers),
         categories,
-        _correlations(sums, len(numbers)) if question.correlations else None,
+        together,
         noise,
         tuple(notes),
     )
 
 
-def _number(plan: Plan, place: int, sums: FactsSums, noise: float) -> NumberFacts:
-    """Return the facts about a number; its mean is NaN if too few rows have it."""
+def _lost(plan: Plan, square: float, rows: float, sites: int) -> float:
+    """Return the variance, in units, below which sums hold nothing but rounding."""
+    step = STEP * sites / rows if plan.question.sums == "secure" else 0.0
+    return ROUNDED * square + step * (1 + 2 * math.sqrt(max(0.0, square)))
+
+
+def _number(plan: Plan, place: int, sums: FactsSums, noise: float, sites: int) -> NumberFacts:
+    """Return the facts about a number; its mean is NaN if too few rows have it.
+
+    A variance that rounding could have made is 0.
+    """
     number, clip = plan.numbers[place], plan.clip
     present = float(sums.present[place])
     missing = max(0.0, float(sums.rows) - present)
@@ -127,21 +144,23 @@ def _number(plan: Plan, place: int, sums: FactsSums, noise: float) -> NumberFact
     mean = clip * float(sums.total[place]) / present
     square = clip**2 * float(sums.squares[place]) / present
     variance = square - mean**2
+    if variance <= _lost(plan, square, present, sites):
+        variance = 0.0
     known = not noise or variance >= 2 * noise * (clip**2 + 2 * clip * abs(mean)) / present
-    std = number.unit * (math.sqrt(max(0.0, variance)) if known else 1.0)
+    std = number.unit * (math.sqrt(variance) if known else 1.0)
     mean = number.centre + number.unit * mean
     return NumberFacts(number.name, present, missing, mean, std, std_known=known)
 
 
-def _notes_on(question: Question, facts: NumberFacts, number: Number) -> Iterator[str]:
+def _notes_on(facts: NumberFacts, number: Number) -> Iterator[str]:
     if math.isnan(facts.mean):
         yield f"{number.name}: too few rows have it: its mean and deviation are not known"
     elif not facts.std_known:
         yield f"{number.name}: noise hides its deviation: its unit {number.unit:g} stands for it"
-    elif 0 < facts.std < COARSE * number.unit and question.sums == "secure":
+    elif facts.std == 0.0:
         yield (
-            f"{number.name}: its deviation is far below its unit, {number.unit:g}, so it has few "
-            "digits: state centre and unit"
+            f"{number.name}: it is constant, or varies too little beside its centre "
+            f"{number.centre:g} and its unit {number.unit:g} for these sums"
         )
 
 
@@ -161,10 +180,13 @@ def _quantile(edges: tuple[float, ...], bins: tuple[float, ...], share: float) -
     return "-"
 
 
-def _correlations(sums: FactsSums, count: int) -> Tensor | None:
-    """Return the correlations over rows that have all numbers: (numbers, numbers)."""
-    rows = float(sums.complete)
-    if rows <= 1:
+def _correlations(plan: Plan, sums: FactsSums, noise: float, sites: int) -> Tensor | None:
+    """Return the correlations over rows that have all numbers: (numbers, numbers).
+
+    One that rounding or noise hides is NaN.
+    """
+    rows, count = float(sums.complete), len(plan.numbers)
+    if rows <= max(1.0, 2 * noise):
         return None
     mean = sums.complete_total / rows
     square = torch.zeros(count, count, dtype=torch.float64)
@@ -172,8 +194,13 @@ def _correlations(sums: FactsSums, count: int) -> Tensor | None:
     square[upper[0], upper[1]] = sums.products / rows
     square = square + square.triu(1).T
     covariance = square - torch.outer(mean, mean)
-    spread = covariance.diagonal().clamp(min=0.0).sqrt()
-    return (covariance / torch.outer(spread, spread)).clamp(-1.0, 1.0)
+    lost = torch.tensor(
+        [_lost(plan, s, rows, sites) for s in square.diagonal().tolist()], dtype=torch.float64
+    )
+    variance = torch.where(covariance.diagonal() > lost, covariance.diagonal(), torch.nan)
+    spread = torch.outer(variance.sqrt(), variance.sqrt())
+    hidden = 2 * noise * (1 + 2 * mean.abs().max()) / rows > MOST_NOISE * spread
+    return torch.where(hidden, torch.nan, (covariance / spread).clamp(-1.0, 1.0))
 
 
 def as_recipe(plan: Plan, facts: PooledFacts) -> dict[str, dict[str, object]]:
@@ -190,9 +217,7 @@ def as_recipe(plan: Plan, facts: PooledFacts) -> dict[str, dict[str, object]]:
         raise FederationError(f"the mean is not known of {listed(unknown)}: leave them out")
     form: dict[str, object] = {"element": question.element, "scale": question.divisor}
     if question.columns:
-        form["columns"] = {
-            n: list(k) if isinstance(k, tuple) else k for n, k in plan.columns.items()
-        }
+        form["columns"] = plan.columns
     else:
         form["input_shape"] = list(question.input_shape)
     data: dict[str, object] = {"classes": list(plan.classes)}
@@ -201,6 +226,13 @@ def as_recipe(plan: Plan, facts: PooledFacts) -> dict[str, dict[str, object]]:
     if question.target == "numbers":
         recipe["objective"] = {"name": "regression", **_moments(facts.numbers[inputs:])}
     return recipe
+
+
+def made_up(question: Question) -> dict[str, dict[str, object]]:
+    """Return the sections of a recipe in their form, before anybody has answered."""
+    plan = Plan(question, Filling(names=dict.fromkeys(question.unnamed, ("a", "b"))))
+    numbers = tuple(NumberFacts(number.name, 1.0, 0.0, 0.0, 1.0) for number in plan.numbers)
+    return as_recipe(plan, PooledFacts(1.0, {}, numbers, {}))
 
 
 def _moments(numbers: tuple[NumberFacts, ...]) -> dict[str, object]:
@@ -219,15 +251,18 @@ def differences(plan: Plan, own: FactsSums, total: FactsSums, sites: int) -> lis
     others = map_leaves(lambda whole, mine: whole - mine, total, own)
     noise = deviation(plan.question, total) * math.sqrt(sites)
     return [
-        *_other_units(plan, own, others, noise),
+        *_other_units(plan, own, others, noise, sites),
         *_alone("classes", plan.counted, own.classes, others.classes, noise),
         *_alone_in_columns(plan, own, others, noise),
     ]
 
 
-def _other_units(plan: Plan, own: FactsSums, others: FactsSums, noise: float) -> Iterator[str]:
+def _other_units(
+    plan: Plan, own: FactsSums, others: FactsSums, noise: float, sites: int
+) -> Iterator[str]:
     for place, number in enumerate(plan.numbers):
-        mine, theirs = _number(plan, place, own, 0.0), _number(plan, place, others, noise)
+        mine = _number(plan, place, own, 0.0, 1)
+        theirs = _number(plan, place, others, noise, sites)
         if math.isnan(theirs.mean):
             continue
         if math.isnan(mine.mean):

@@ -12,11 +12,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedgist.core.bounds import Positive, PositiveInt
-from fedgist.errors import InputError, MessageError, RecipeError, first_line
+from fedgist.errors import (
+    InputError,
+    MessageError,
+    RecipeError,
+    did_you_mean,
+    first_line,
+    shown,
+)
 from fedgist.options import CLOSED, checked
 from fedgist.recipe.federation_section import NUMBER, Seconds
 
 Kind = Literal["counts", "moments", "histograms", "categories"]
+KINDS = (NUMBER, "categories")
 FOUND = "categories"  # a column whose categories the sites name
 CLASSES, COLUMNS = "classes", "columns."  # keys of what sites name
 MOST_NUMBERS, MOST_CORRELATED = 10_000, 500
@@ -111,7 +119,7 @@ class Question(BaseModel):
         hidden = self.sums == "secure" or self.epsilon is not None
         if hidden and (unnamed := self.unnamed):
             key = "sums = 'secure'" if self.sums == "secure" else f"epsilon = {self.epsilon:g}"
-            raise ValueError(f"{key}: sites name nothing: list {unnamed[0]}")
+            raise ValueError(f"{key}: sites tell no names, so list them: {unnamed[0]} = [...]")
         return self
 
     @property
@@ -140,9 +148,9 @@ class Question(BaseModel):
         return (*columns, *(() if self.classes else (CLASSES,)))
 
     @property
-    def searches(self) -> bool:
-        """Whether a first exchange has to find a centre or a unit."""
-        return any(about.centre is None or about.unit is None for _, about in self.asked)
+    def searched(self) -> tuple[str, ...]:
+        """The numbers whose centre or unit a first exchange has to find."""
+        return tuple(n for n, about in self.asked if about.centre is None or about.unit is None)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -238,10 +246,10 @@ class Plan:
         }
 
     @property
-    def columns(self) -> dict[str, str | tuple[str, ...]]:
+    def columns(self) -> dict[str, str | list[str]]:
         """The columns as ``facts.columns`` of a recipe has them."""
         listed = self.categories
-        return {name: listed.get(name, NUMBER) for name in self.question.columns}
+        return {n: [*listed[n]] if n in listed else NUMBER for n in self.question.columns}
 
 
 def read_question(path: Path) -> Question:
@@ -253,7 +261,9 @@ def read_question(path: Path) -> Question:
         If it cannot be read: one line that names the file, the key, the value and the choices.
     """
     try:
-        question: Question = checked(Question, tomllib.loads(path.read_text(encoding="utf-8")))
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        _check_kinds(raw.get("columns"))
+        question: Question = checked(Question, raw)
     except FileNotFoundError as error:
         raise InputError(f"there is no {path}: docs/federation.md has an example") from error
     except RecipeError as error:
@@ -261,6 +271,26 @@ def read_question(path: Path) -> Question:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: {first_line(error)}") from error
     return question
+
+
+def _check_kinds(columns: object) -> None:
+    """Raise RecipeError for the first column that is none of the kinds that a column may be.
+
+    pydantic would name all kinds.
+    """
+    for name, kind in columns.items() if isinstance(columns, dict) else ():
+        if isinstance(kind, dict):
+            known = NumberQuestion.model_fields
+            if unknown := [key for key in kind if key not in known]:
+                key = f"columns.{name}.{unknown[0]}"
+                raise RecipeError(f"{key}: unknown key{did_you_mean(unknown[0], known)}")
+            checked(NumberQuestion, kind, f"columns.{name}")
+        elif not isinstance(kind, list) and kind not in KINDS:
+            raise RecipeError(
+                f"columns.{name} is {shown(kind)}; it must be 'number', 'categories', the list of "
+                "its categories, or a table with centre, unit and edges (other settings stand "
+                "above [columns])"
+            )
 
 
 def parsed(text: str) -> Question:

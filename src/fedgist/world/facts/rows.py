@@ -11,9 +11,14 @@ from torch import Tensor
 from fedgist.core.objectives.target import NUMERIC
 from fedgist.data.dataset import Dataset
 from fedgist.data.lazy_rows import held
-from fedgist.errors import DataError, listed
-from fedgist.world.facts.question import Plan
+from fedgist.errors import DataError, listed, shown
+from fedgist.recipe.data_section import Data
+from fedgist.recipe.federation_section import NUMBER
+from fedgist.world.facts.question import Filling, Plan, Question
 from fedgist.world.facts.sums import AT_ONCE, Piece
+
+TABLE = "table"  # the data source whose columns a question names
+REPLACED = ("columns", "ignore", "kinds")  # options of tables that a question replaces
 
 
 def rows_of(plan: Plan, data: Dataset, rows: Tensor) -> Iterator[Piece]:
@@ -36,6 +41,25 @@ def rows_of(plan: Plan, data: Dataset, rows: Tensor) -> Iterator[Piece]:
         yield Piece(values, labels, categories)
 
 
+def as_asked(section: Data, question: Question, filling: Filling | None) -> Data:
+    """Return a section ``[data]`` that reads a table's columns as a question has them.
+
+    Without a filling, open categories are those of the table.
+    """
+    if section.name != TABLE or not question.columns:
+        return section
+    plan = None if filling is None else Plan(question, filling)
+    columns = {
+        name: kind if isinstance(kind, str) else [*kind] if isinstance(kind, tuple) else NUMBER
+        for name, kind in question.columns.items()
+    }
+    options = {k: v for k, v in section.options.items() if k not in REPLACED}
+    fields = {n: getattr(section, n) for n in section.model_fields_set & Data.model_fields.keys()}
+    return Data.model_validate(
+        {**fields, **options, "columns": columns if plan is None else plan.columns}
+    )
+
+
 def check_form(plan: Plan, data: Dataset) -> None:
     """Raise DataError, with both values, unless data have the form that the question states."""
     question = plan.question
@@ -47,6 +71,13 @@ def check_form(plan: Plan, data: Dataset) -> None:
             raise DataError(
                 f"{data.name} has the columns {listed(own)}, and asked is {listed(asked)}"
             )
+        for column, kind in zip(data.columns, plan.columns.values(), strict=True):
+            here = NUMBER if column.categories is None else [*column.categories]
+            if here != kind:
+                raise DataError(
+                    f"{data.name}: the column {column.name!r} is {shown(here)}, and asked is "
+                    f"{shown(kind)}"
+                )
         return
     pairs = {
         "input_shape": (data.input_shape, question.input_shape),

@@ -13,7 +13,7 @@ from fedgist.wire.secure.ring import decoded, encoded
 from fedgist.world.data import read_data
 from fedgist.world.facts.pooled import PooledFacts, pooled, scales
 from fedgist.world.facts.question import CLASSES, COLUMNS, Filling, Plan, Question
-from fedgist.world.facts.rows import rows_of
+from fedgist.world.facts.rows import TABLE, as_asked, rows_of
 from fedgist.world.facts.sums import FactsSums, ScaleSums, facts_sums, scale_sums, with_noise
 from fedgist.world.world import World
 
@@ -26,10 +26,11 @@ def simulated_facts(world: World, question: Question) -> tuple[Plan, PooledFacts
     DataError
         If the data do not have the form that the question states.
     """
-    data, rows = _whole_rows(world, question), world.partition.train
+    data, rows = _whole_rows(world, question, None), world.partition.train
     clients = [rows[client] for client in range(len(rows))]
     filling = Filling(names=_names(data, question))
-    if question.searches:
+    data = _whole_rows(world, question, filling)
+    if question.searched:
         plan = Plan(question, filling)
         first = _total(question, [scale_sums(plan, rows_of(plan, data, c)) for c in clients])
         assert isinstance(first, ScaleSums)  # a total has the type of its parts
@@ -52,11 +53,11 @@ def _total(question: Question, sums: Sequence[Tree]) -> Tree:
     return decoded(ring, Form.of(noisy[0]))
 
 
-def _whole_rows(world: World, question: Question) -> Dataset:
-    """Return the run's rows with their missing numbers, which training replaces."""
+def _whole_rows(world: World, question: Question, filling: Filling | None) -> Dataset:
+    """Return the run's rows as a question reads them, with their missing numbers."""
     setup, data = world.server.setup, world.data
-    section = setup.recipe.data
-    if section.options.get("missing", "refuse") == "refuse":
+    section = as_asked(setup.recipe.data, question, filling)
+    if section.name != TABLE:
         return data
     raw = read_data(
         section,
