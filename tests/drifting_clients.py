@@ -11,6 +11,7 @@ import numpy.typing as npt
 import scipy.optimize
 import torch
 from scipy.special import log_softmax, softmax
+from torch import nn
 
 import fedgist
 from fedgist.data.dataset import Dataset
@@ -101,3 +102,9 @@ def shared(done: fedgist.Result) -> Floats:
     ctx = server_run.context(EVALUATE, server_run.round)
     (net,) = server_run.method.models(server_run.server, ctx).values()
     return matrix(net.params)
+
+
+def batch_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A net with batch norm and without dropout."""
+    layers = nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 5), nn.BatchNorm1d(5), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(5, num_classes))

@@ -13,7 +13,17 @@ METHOD_OBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
 # one of each kind of message: weights, sums, classes declared, relayed
 QUICK = ("fedavg", "fedlog", "fedproto", "relay")
 # one of each mechanism, for `make test`; a test of the laws says what each of these stands for
-CHOSEN = (*QUICK, "centralized", "local", "fedrep", "fedadam", "cs_fl", "two_stages", "digest")
+CHOSEN = (
+    *QUICK,
+    "centralized",
+    "local",
+    "fedrep",
+    "fedadam",
+    "cs_fl",
+    "fedbn",
+    "two_stages",
+    "digest",
+)
 PLAIN: dict[str, object] = {"optimizer": "sgd"}
 #: What methods need in [train], beside a test's own settings.
 TRAINS: dict[str, dict[str, object]] = {"scaffold": PLAIN}

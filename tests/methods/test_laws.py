@@ -122,6 +122,8 @@ MECHANISMS = {
     "residuals at clients": "cs_fl",
     "several stages with clients": "two_stages",
     "noise of a client's own on rows that it sends": "repshare, every option",
+    "batch norm that stays with the client": "fedbn",
+    "a second model of a client": "ditto",
     "encoders, and messages that are quantized": "flesd, quantized",
     "an average within each architecture beside sums over all": "feddbe, dropout",
     "statistics of numbers": "fedlog, numbers",

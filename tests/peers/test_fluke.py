@@ -2,7 +2,7 @@
 
 The curves and their source are in ``fluke-0.8.1.json``. Every client trains on all its rows in one
 batch, by SGD, from one start. So no shuffling, sampling or drawn start is left, and two right
-implementations differ by rounding. Ditto and MOON are not here: fedgist lacks them.
+implementations differ by rounding.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "lg_fedavg": {"global_layers": 1},
         "fedproto": {"lam": 1.0, "aggregate": "plain", "inference": "logits"},
         "scaffold": {},
+        "ditto": {"lam": 0.5},
+        "moon": {"mu": 1.0, "temperature": 0.5},
     }
 )
 
@@ -117,6 +119,8 @@ def test_a_method_has_the_curves_of_another_library(method: str) -> None:
         ("fedprox", {"mu": 0.499}),
         ("fedrep", {"local_layers": 1, "head_epochs": 1}),
         ("scaffold", {"server_lr": 0.999}),
+        ("ditto", {"lam": 0.499}),
+        ("moon", {"mu": 0.99, "temperature": 0.5}),
         ("fedproto", {**OPTIONS["fedproto"], "aggregate": "weighted"}),
     ],
 )

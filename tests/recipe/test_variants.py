@@ -156,7 +156,7 @@ def test_sweeps_and_comparisons_tell_variants_apart(file: Path, tmp_path: Path) 
 def test_a_papers_table_runs_them(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "table.toml"
     path.write_text(
-        '[table]\nsource = "a paper"\nmethods = ["fedprox@strong", "fedprox", "moon@2", "local"]\n'
+        '[table]\nsource = "a paper"\nmethods = ["fedprox@strong", "fedprox", "gpfl@2", "local"]\n'
         '[columns.x]\nrecipe = "variants"\n'
     )
     table = read_paper_table(path)

@@ -190,9 +190,9 @@ def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="--column svhn: the table has mnist, cifar10, cifar100"):
         cells(table, "small", find_recipe, tmp_path, columns=["svhn"])
     with pytest.raises(
-        RecipeError, match="--method moon: of the table's methods fedgist has local, fedavg"
+        RecipeError, match="--method fedfomo: of the table's methods fedgist has local, fedavg"
     ):
-        cells(table, "small", find_recipe, tmp_path, methods=["moon"])
+        cells(table, "small", find_recipe, tmp_path, methods=["fedfomo"])
     with pytest.raises(RecipeError, match="is a paper's table: fedgist reproduce fedlog/table1"):
         find_recipe("fedlog/table1")
     with pytest.raises(

@@ -20,6 +20,7 @@ from fedgist.api.result import Result
 from fedgist.errors import RecipeError
 from fedgist.methods import METHODS
 from fedgist.runs.finished.model_files import export
+from method_objects import TRAINS
 
 NAMES = tuple(f"{layer}.{leaf}" for layer in (0, 1, 3, 5) for leaf in ("weight", "bias"))
 HEAD = ("5.weight", "5.bias")
@@ -45,7 +46,7 @@ def run(net: Any, method: str = "fedavg", **more: Any) -> Result:
     how = {key: more.pop(key) for key in ("out", "resume", "callback") if key in more}
     recipe: dict[str, Any] = {
         "method": {"name": method},
-        "train": {"num_rounds": 2, "batch_size": 6, "lr": 0.1},
+        "train": {"num_rounds": 2, "batch_size": 6, "lr": 0.1} | TRAINS.get(method, {}),
         "partition": {"name": "iid"},
         "engine": {"workers": 1},
     }

@@ -30,6 +30,7 @@ from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import private_gradients, with_noise
 from fedgist.training.timetable import Turn, batches_of, least_rows, timetable
 
+PARAMS = ".params"  # of a second model
 OWN = "own."  # prefix in a phase for tensors of the client's own state
 
 
@@ -109,6 +110,14 @@ def _own_name(path: str) -> str:
     return OWN + path.replace(SEPARATOR, ".")
 
 
+def _second_buffers(phase: Phase, own: Tree) -> dict[str, Tensor]:
+    """Return the buffers of second models that a phase trains, (K, ...), by name."""
+    trained = [p.removesuffix(PARAMS) for p in phase.learns if p.startswith(OWN)]
+    places = tuple(f"{place}.buffers." for place in trained)
+    arrays = {_own_name(path): array for path, array in named(own).items()}
+    return {name: array for name, array in arrays.items() if name.startswith(places)}
+
+
 def _phase(
     cohort: Cohort, clients: Clients, phase: Phase, optimizer: Optimizer, name: str
 ) -> tuple[Clients, Tensor]:
@@ -123,7 +132,9 @@ def _phase(
     keys, life = random.fold(cohort.keys_on_cpu, "phase", name), _life(phase, cohort.ctx)
     turns, step_keys = timetable(cohort, phase, keys, life, kept=name in clients.memory)
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
-    clients = replace(clients, net=replace(clients.net, buffers=buffers))
+    second = {name: b.clone() for name, b in _second_buffers(phase, clients.own).items()}
+    _, own = _install(clients.net, clients.own, second)
+    clients = replace(clients, net=replace(clients.net, buffers=buffers), own=own)
     memory = _memory(clients.memory.get(name), optimizer, values)
     step = _Step(cohort, phase, optimizer, clients, values, memory, shared=shared)
     take_step = captured(step, cohort, turns)
@@ -196,8 +207,9 @@ class _Step:
             run = Pass(batch.mask, key, parts, whole, half)
             net, own = _install(net, own, values)
             value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
-            return value, run.updates
+            return value, run.all_updates
 
+        self.buffers = clients.net.buffers | _second_buffers(phase, clients.own)
         self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
         self.count, self.shared = -1, shared
 
@@ -233,7 +245,7 @@ class _Step:
 
     def changed(self, count: int) -> list[Tensor]:
         """Return all tensors that a step of the first ``count`` clients changes, (count, ...)."""
-        changing = (self.learned, self.memory, self.clients.net.buffers)
+        changing = (self.learned, self.memory, self.buffers)
         return [leaf[:count] for part in changing for leaf in leaves(part)]
 
     def _draws(self, turn: Turn) -> AbstractContextManager[None]:
@@ -249,7 +261,8 @@ class _Step:
             )
         grads = dict(zip(self.params, gradients, strict=True))
         for name, new in updates.items():
-            self.clients.net.buffers[name][: len(keys)] = new
+            if (buffer := self.buffers.get(name)) is not None:
+                buffer[: len(keys)] = new
         if self.training.clip_norm:
             grads = optim.clipped_gradients(grads, self.training.clip_norm)
         return losses.detach(), grads

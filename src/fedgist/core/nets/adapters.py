@@ -197,5 +197,6 @@ def _layers(plain: Layers, kept: Collection[str], adapted: Mapping[str, Adapted]
                 for array in matrices.get(name, (name,) if name in kept else ())
             )
             for layer in plain.names
-        )
+        ),
+        plain.norms & set(kept),
     )

@@ -33,7 +33,8 @@ class Pass:
     the body computes in bfloat16 wherever torch's autocast does.
 
     A pass is the only mutable value in the core: the trainer opens it, runs a loss, and reads
-    ``updates`` afterwards.
+    ``all_updates`` afterwards. ``kept`` are passes of second models whose statistics stay with the
+    client, by their place in its own state.
     """
 
     mask: Tensor  # (batch,) bool
@@ -44,6 +45,15 @@ class Pass:
     updates: dict[str, Tensor] = field(default_factory=dict)
     draws: int = 0
     asides: int = 0
+    kept: dict[str, Pass] = field(default_factory=dict)
+
+    @property
+    def all_updates(self) -> dict[str, Tensor]:
+        """New statistics by name: those of the net, and those of second models that are kept."""
+        found = dict(self.updates)
+        for place, other in self.kept.items():
+            found |= {f"{place}.{name}": new for name, new in other.updates.items()}
+        return found
 
     def cast(self, device: str) -> contextlib.AbstractContextManager[object]:
         """Return the context of the body's forward pass."""

@@ -1,13 +1,15 @@
 """Names of the parts of a net, for the parts that a method keeps, sends or trains.
 
-==============  =================================================================
-``all``         every parameter and buffer
-``none``        nothing
-``head``        the linear layer that makes the logits
-``body``        everything but the head
-``last:k``      the last k layers including the head: ``last:1`` is the head
-``but_last:k``  everything but the last k layers
-==============  =================================================================
+==================  =============================================================
+``all``             every parameter and buffer
+``none``            nothing
+``head``            the linear layer that makes the logits
+``body``            everything but the head
+``last:k``          the last k layers including the head: ``last:1`` is the head
+``but_last:k``      everything but the last k layers
+``batch_norm``      weights, biases and running statistics of all batch norms
+``but_batch_norm``  everything but these
+==================  =============================================================
 
 A layer is a module with its own weight matrix or kernel. A module without one (a normalization)
 belongs to the layer before it. Layers are in the order of registration in the module; the head is
@@ -24,11 +26,13 @@ from typing import TypeAlias
 
 from torch import nn
 
+from fedgist.core.nets.layers import BatchNorm
 from fedgist.errors import MethodError, did_you_mean
 
 Part: TypeAlias = str
 LAST, BUT_LAST = "last", "but_last"
-KNOWN = ("all", "body", "head", "none", f"{LAST}:k", f"{BUT_LAST}:k")
+NORMS, BUT_NORMS = "batch_norm", "but_batch_norm"
+KNOWN = ("all", "body", "head", "none", f"{LAST}:k", f"{BUT_LAST}:k", NORMS, BUT_NORMS)
 MATRIX = 2  # dimensions of the smallest weight that makes a layer
 
 
@@ -48,9 +52,13 @@ def check_part(name: str, key: str) -> None:
 
 @dataclass(frozen=True)
 class Layers:
-    """The names of a net's parameters and buffers, layer by layer, with the head last."""
+    """The names of a net's parameters and buffers, layer by layer, with the head last.
+
+    ``norms`` are those of batch norms.
+    """
 
     names: tuple[tuple[str, ...], ...]
+    norms: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -65,6 +73,8 @@ class Layers:
         """Return whether the array ``name`` belongs to ``part``."""
         if part in {"all", "none"}:
             return part == "all"
+        if part in {NORMS, BUT_NORMS}:
+            return (name in self.norms) == (part == NORMS)
         last, count = _cut(part)
         self._need(count, part)
         return (self.place[name] <= count) == last
@@ -115,10 +125,13 @@ def layers_of(body: nn.Module, head: str, names: Collection[str]) -> Layers:
     """Return the layers of a net: its body as a module, its head's name, and all arrays' names."""
     layers: list[list[str]] = []
     before: list[str] = []  # modules before the first layer belong to it
+    norms = set[str]()
     for path, module in body.named_modules():
         parameters = list(module.named_parameters(path, recurse=False))
         arrays = itertools.chain(parameters, module.named_buffers(path, recurse=False))
         held = [name for name, _ in arrays if name in names]
+        if isinstance(module, BatchNorm):
+            norms.update(held)
         weighs = any("weight" in n and p.dim() >= MATRIX for n, p in parameters if n in names)
         if weighs and not isinstance(module, nn.LayerNorm):
             layers.append(held)
@@ -126,4 +139,4 @@ def layers_of(body: nn.Module, head: str, names: Collection[str]) -> Layers:
             (layers[-1] if layers else before).extend(held)
     layers.append([name for name in names if name.startswith(f"{head}.")])
     layers[0] += before
-    return Layers(tuple(tuple(layer) for layer in layers))
+    return Layers(tuple(tuple(layer) for layer in layers), frozenset(norms))
