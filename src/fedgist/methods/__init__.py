@@ -23,6 +23,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedprox": "fedgist.methods.fedprox:FedProx",
         "fedadam": "fedgist.methods.fedadam:FedAdam",
         "scaffold": "fedgist.methods.scaffold:Scaffold",
+        "feddyn": "fedgist.methods.feddyn:FedDyn",
         "moon": "fedgist.methods.moon:Moon",
         "ditto": "fedgist.methods.ditto:Ditto",
         "fedbn": "fedgist.methods.fedbn:FedBN",

@@ -24,6 +24,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedprox": ("#bb99cc", "P"),
         "fedadam": ("#4488ff", "d"),
         "scaffold": ("#99aa00", "<"),
+        "feddyn": ("#995500", "D"),
         "moon": ("#7799ff", "^"),
         "cs_fl": ("#775544", "p"),
         "ditto": ("#dd5588", "s"),
