@@ -90,12 +90,15 @@ def _correlations(facts: PooledFacts) -> Iterator[Sheet]:
         return
     names = tuple(number.name for number in facts.numbers)[:MOST_CORRELATED]
     lines = tuple(
-        (name, *(NONE if math.isnan(r) else f"{r:.2f}" for r in row[: len(names)]))
-        for name, row in zip(names, facts.correlations.tolist(), strict=False)
+        (f"{place} {name}", *(NONE if math.isnan(r) else f"{r:.2f}" for r in row[: len(names)]))
+        for place, (name, row) in enumerate(
+            zip(names, facts.correlations.tolist(), strict=False), start=1
+        )
     )
     left = len(facts.numbers) - len(names)
     caption = f"{left} further numbers are not shown." if left else ""
-    yield Sheet("Over rows that have all numbers", ("", *names), lines, caption)
+    places = (str(place) for place in range(1, len(names) + 1))
+    yield Sheet("Over rows that have all numbers", ("", *places), lines, caption)
 
 
 def _count(count: float) -> str:
