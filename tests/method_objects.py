@@ -26,7 +26,7 @@ CHOSEN = (
 )
 PLAIN: dict[str, object] = {"optimizer": "sgd"}
 #: What methods need in [train], beside a test's own settings.
-TRAINS: dict[str, dict[str, object]] = {"scaffold": PLAIN}
+TRAINS: dict[str, dict[str, object]] = {"scaffold": PLAIN, "fednova": PLAIN}
 EVERYWHERE = (pytest.mark.slow, pytest.mark.environment)
 
 

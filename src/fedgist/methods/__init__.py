@@ -24,6 +24,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedadam": "fedgist.methods.fedadam:FedAdam",
         "scaffold": "fedgist.methods.scaffold:Scaffold",
         "feddyn": "fedgist.methods.feddyn:FedDyn",
+        "fednova": "fedgist.methods.fednova:FedNova",
         "moon": "fedgist.methods.moon:Moon",
         "ditto": "fedgist.methods.ditto:Ditto",
         "fedbn": "fedgist.methods.fedbn:FedBN",

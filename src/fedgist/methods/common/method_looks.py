@@ -25,6 +25,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedadam": ("#4488ff", "d"),
         "scaffold": ("#99aa00", "<"),
         "feddyn": ("#995500", "D"),
+        "fednova": ("#448800", "P"),
         "moon": ("#7799ff", "^"),
         "cs_fl": ("#775544", "p"),
         "ditto": ("#dd5588", "s"),
