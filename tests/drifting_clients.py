@@ -104,6 +104,22 @@ def shared(done: fedgist.Result) -> Floats:
     return matrix(net.params)
 
 
+def personal(done: Any, client: int) -> Floats:
+    """Return the model that a client predicts with, from its logits at unit vectors and at 0."""
+    with torch.no_grad():
+        logits = done.model(client)(torch.cat([torch.eye(FEATURES), torch.zeros(1, FEATURES)]))
+    bias = logits[-1].double().numpy()
+    weights: Floats = (logits - logits[-1]).double().numpy()
+    weights[-1] = bias
+    return weights
+
+
+def start_of(done: fedgist.Result) -> Floats:
+    """Return the common start of a run."""
+    (net,) = done.server_run.side.task.starts.values()
+    return matrix(net.params)
+
+
 def batch_normed(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A net with batch norm and without dropout."""
     layers = nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 5), nn.BatchNorm1d(5), nn.ReLU()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from drifting_clients import FEATURES, LR, Clients, Floats, run, shared
+from drifting_clients import LR, Clients, personal, run, shared
 from fedgist.engines.plans.plan import Plan
 from fedgist.methods.ditto import Ditto
 from fedgist.methods.fedavg import FedAvg
@@ -16,16 +16,6 @@ from fedgist.testing import check_reduces_to
 from fedgist.testing.small_worlds import SIZES, trace, world
 
 NORMS = {"normed": {"model": "drifting_clients:batch_normed", "share": 1}}
-
-
-def personal(done: Any, client: int) -> Floats:
-    """A client's personal model, from its logits at unit vectors and at 0."""
-    with torch.no_grad():
-        logits = done.model(client)(torch.cat([torch.eye(FEATURES), torch.zeros(1, FEATURES)]))
-    bias = logits[-1].double().numpy()
-    weights: Floats = (logits - logits[-1]).double().numpy()
-    weights[-1] = bias
-    return weights
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3])
