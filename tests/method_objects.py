@@ -21,12 +21,13 @@ CHOSEN = (
     "fedadam",
     "cs_fl",
     "fedbn",
+    "per_fedavg",
     "two_stages",
     "digest",
 )
 PLAIN: dict[str, object] = {"optimizer": "sgd"}
 #: What methods need in [train], beside a test's own settings.
-TRAINS: dict[str, dict[str, object]] = {"scaffold": PLAIN, "fednova": PLAIN}
+TRAINS: dict[str, dict[str, object]] = {"scaffold": PLAIN, "fednova": PLAIN, "pfedme": PLAIN}
 EVERYWHERE = (pytest.mark.slow, pytest.mark.environment)
 
 

@@ -313,7 +313,7 @@ def test_clients_with_fewer_than_two_rows_are_left_out_and_named() -> None:
     result = fedgist.run(asked, data=pictures(), clients=clients, observer=Watcher())
     assert result.rounds[-1]["clients/asked"] == 2
     assert {line["client"] for line in result.clients if "probe" in line} == {0, 2}
-    assert "client 1 has fewer than 2 rows: it is left out" in seen
+    assert "client 1 has too few rows for a local step: it is left out" in seen
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,12 @@ import pretended_gpu
 from fedgist.testing.small_worlds import law_world, trace, without_times
 from fedgist.core import cuda_graphs
 from fedgist.training import captured_step
-from method_objects import METHOD_OBJECTS
+from method_objects import METHOD_OBJECTS, TRAINS
 from pretended_graphs import PretendedGraphs
 pretended_gpu.tell_torch()
 warnings.simplefilter("error")  # a step without a graph is a warning
 for name, method in METHOD_OBJECTS.items():
-    train = {"local_epochs": 3, "optimizer": "adam", "lr": 0.01}
+    train = {"local_epochs": 3, "optimizer": "adam", "lr": 0.01} | TRAINS.get(name, {})
     expected = trace(law_world(method, train=train), rounds=1).rounds
     done = PretendedGraphs()
     with (

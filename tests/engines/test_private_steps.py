@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.method import Phase
 from fedgist.core.privacy import Privacy, PrivateSteps
 from fedgist.data.dataset import Dataset
 from fedgist.engines.plans.plan import Plan
@@ -208,7 +209,7 @@ def test_clients_differ_in_rows_but_not_in_steps() -> None:
     small = private_world(PrivateSteps(0.5, 0.0, SOME), train={"optimizer": "adam"})
     cohort, _, _ = trained(small, Plan(5))
     assert len(set((cohort.table >= 0).sum(1).tolist())) == len(set(SIZES))
-    assert timetable.steps_per_epoch(cohort).tolist() == [2] * 5
+    assert timetable.steps_per_epoch(cohort, Phase()).tolist() == [2] * 5
 
 
 @pytest.mark.parametrize("plan", [Plan(3), Plan(3, convolutions="each"), ALONE])

@@ -124,6 +124,7 @@ MECHANISMS = {
     "noise of a client's own on rows that it sends": "repshare, every option",
     "batch norm that stays with the client": "fedbn",
     "a second model of a client": "ditto",
+    "gradients within a loss, and two batches in a step": "per_fedavg",
     "encoders, and messages that are quantized": "flesd, quantized",
     "an average within each architecture beside sums over all": "feddbe, dropout",
     "statistics of numbers": "fedlog, numbers",

@@ -92,7 +92,7 @@ def test_no_batch_of_one_row_is_trained_on(*, counts: list[int], size: int, spat
         return
     assert 1 not in widths  # rejects the last batch of a pass as it is
     for client in alone:
-        assert f"client {client} has fewer than 2 rows: it is left out" in notes
+        assert f"client {client} has too few rows for a local step: it is left out" in notes
     text = f"a last batch of one row joins the batch before it: {len(joined)} of {len(counts)}"
     assert (text in notes) == bool(joined)
     assert result.rounds[-1]["clients/asked"] == len(counts) - len(alone)

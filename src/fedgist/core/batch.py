@@ -65,6 +65,18 @@ def repeated_rows(batch: Batch, times: int) -> Batch:
     return map_leaves(lambda leaf: torch.cat([leaf] * times), batch)
 
 
+def dealt(batch: Batch, count: int) -> tuple[Batch, ...]:
+    """Return the ``count`` batches in one: the rows are dealt out in turn, (batch / count, ...).
+
+    Present rows come first, so each has as many as the others or one less.
+    """
+
+    def part(first: int) -> Batch:
+        return map_leaves(lambda leaf: leaf[first::count], batch)
+
+    return tuple(part(first) for first in range(count))
+
+
 class RowSet(Protocol):
     """Examples by row number, for instance a test set of the server."""
 

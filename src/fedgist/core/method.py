@@ -107,6 +107,7 @@ from torch import Tensor
 from fedgist.core.batch import Batch, Labels, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
+from fedgist.core.local_steps import steps_of
 from fedgist.core.message import Nothing, message
 from fedgist.core.nets.net import Net
 from fedgist.core.nets.parts import Part
@@ -147,9 +148,10 @@ class Phase:
 
     ``learns`` names parts of the net, or tensors of the client's own state: ``"own.bias"`` is one
     tensor, or all tensors of a tree or dictionary in that field, such as a second model. The
-    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches. What is
-    None is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and ``remembers``,
-    which says when optimizer state is reset. ``loss=None`` is the method's loss.
+    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` steps. What is None
+    is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and ``remembers``, which
+    says when optimizer state is reset. ``loss=None`` is the method's loss. A step whose loss needs
+    several independent batches has as many ``batches`` in one, which ``dealt`` takes apart.
     """
 
     learns: tuple[str, ...] = ("all",)
@@ -158,10 +160,27 @@ class Phase:
     loss: Callable[[Net, Batch, Any, Any, Context], Tensor] | None = None
     optimizer: Optimizer | None = None
     remembers: Life | None = None
+    batches: int = 1
 
     def passes(self, training: Training) -> int:
         """Return the number of passes over the rows, if the phase does not count steps."""
         return training.local_epochs if self.epochs is None else self.epochs
+
+    def least_rows(self, task: Task, architecture: str) -> int:
+        """Return the fewest rows of a step."""
+        return self.batches * task.least_rows(architecture)
+
+    def steps_of(self, rows: Tensor, task: Task, architecture: str) -> Tensor:
+        """Return the number of steps of clients with so many ``rows``, (clients,).
+
+        Private steps do not depend on rows.
+        """
+        epochs = self.passes(task.training)
+        if task.privacy is not None and task.privacy.steps is not None:
+            count = task.privacy.steps.count(epochs) if self.steps is None else self.steps
+            return torch.full_like(rows, count)
+        size, least = self.batches * task.training.batch_size, self.least_rows(task, architecture)
+        return steps_of(rows, size, epochs, self.steps, least)
 
 
 class Method:
@@ -188,6 +207,11 @@ class Method:
     def accepts_late(self) -> bool:
         """Whether the server uses a reply to an earlier round: a constant or a property."""
         return False
+
+    @property
+    def batches(self) -> int:
+        """Independent batches of a local step, as its phase has them: a constant or a property."""
+        return 1
 
     @property
     def record_terms(self) -> int:

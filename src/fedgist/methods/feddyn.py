@@ -19,7 +19,7 @@ from fedgist.core.losses import proximal
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Count, Method, Net, Order, Part, Replies
 from fedgist.core.tree import tree
-from fedgist.methods.common.averaging import Moved, Weights, moved
+from fedgist.methods.common.averaging import Moved, Weights, mean_of, moved
 
 
 @message(reduce="sum")
@@ -97,10 +97,10 @@ class FedDyn(Method):
         for name in replies.architectures:
             old, some = new[name], replies.by(name)
             total = some.total().arrays
-            count = some.expected[name] if ctx.task.privacy is not None else len(some)
+            mean = mean_of(total, some, ctx)
             share = self.alpha / ctx.task.clients_with[name]
             state = {k: h - share * total[k] for k, h in old.state.items()}
-            arrays = {k: v + total[k] / count if k in total else v for k, v in old.arrays.items()}
+            arrays = {k: v + mean[k] if k in mean else v for k, v in old.arrays.items()}
             arrays |= {k: arrays[k] - h / self.alpha for k, h in state.items()}
             new[name] = Server(arrays, state)
         return Servers(new)

@@ -19,7 +19,7 @@ from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Count, Method, Net, Order, Part, Replies, Task
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
-from fedgist.methods.common.averaging import Weights, moved
+from fedgist.methods.common.averaging import Weights, mean_of, moved
 
 PLAIN = "sgd"  # the optimizer whose steps are gradients
 
@@ -126,12 +126,11 @@ class Scaffold(Method):
         for name in replies.architectures:
             old, some = new[name], replies.by(name)
             total = some.total()
-            count = some.expected[name] if ctx.task.privacy is not None else len(some)
             parameters = old.control.keys()
             arrays = dict(old.arrays)
-            for key, step in total.arrays.items():
+            for key, step in mean_of(total.arrays, some, ctx).items():
                 rate = self.server_lr if key in parameters else 1.0
-                arrays[key] = old.arrays[key] + rate * step / count
+                arrays[key] = old.arrays[key] + rate * step
             everyone = ctx.task.clients_with[name]
             control = {k: c + total.control[k] / everyone for k, c in old.control.items()}
             new[name] = Controlled(arrays, control)

@@ -28,7 +28,7 @@ from fedgist.errors import MethodError
 from fedgist.training.captured_step import captured
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import private_gradients, with_noise
-from fedgist.training.timetable import Turn, batches_of, least_rows, timetable
+from fedgist.training.timetable import Turn, batches_of, timetable
 
 PARAMS = ".params"  # of a second model
 OWN = "own."  # prefix in a phase for tensors of the client's own state
@@ -126,7 +126,7 @@ def _phase(
     values = learned(phase, clients.net, clients.own)
     if not values:  # a body without parameters
         return clients, seen
-    shared = _are_shared(cohort, optimizer, values)
+    shared = _are_shared(cohort, phase, optimizer, values)
     if not shared:
         values = map_leaves(_contiguous, values)
     keys, life = random.fold(cohort.keys_on_cpu, "phase", name), _life(phase, cohort.ctx)
@@ -154,7 +154,9 @@ def _phase(
     return Clients(net, own, kept), seen
 
 
-def _are_shared(cohort: Cohort, optimizer: Optimizer, learned: Mapping[str, Tensor]) -> bool:
+def _are_shared(
+    cohort: Cohort, phase: Phase, optimizer: Optimizer, learned: Mapping[str, Tensor]
+) -> bool:
     """Return whether clients begin with one model of which no copies are made.
 
     The first step of plain SGD makes each client's own, so a round of one step moves a third fewer
@@ -165,7 +167,8 @@ def _are_shared(cohort: Cohort, optimizer: Optimizer, learned: Mapping[str, Tens
         return False
     expanded = all(tensor.stride(0) == 0 for tensor in learned.values())
     counts = (cohort.table >= 0).sum(1)
-    return expanded and bool((counts >= least_rows(cohort)).all())
+    least = phase.least_rows(cohort.ctx.task, cohort.ctx.architecture)
+    return expanded and bool((counts >= least).all())
 
 
 def _contiguous(tensor: Tensor) -> Tensor:

@@ -7,14 +7,13 @@ batches is drawn on the CPU and copied to the device once for each phase.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.device_copy import copied
-from fedgist.core.local_steps import batches_in, steps_of
 from fedgist.core.method import Phase
 from fedgist.core.training import Life
 from fedgist.data.client_rows import schedule
@@ -46,7 +45,9 @@ def timetable(
     ``keys`` are the clients' keys of the phase, (K,) on the CPU. ``life`` is how long optimizer
     state is kept, and ``kept`` says that the phase begins with the state of an earlier round.
     """
-    per_epoch, steps_each = steps_per_epoch(cohort), _steps_of_each(cohort, phase)
+    task, rows_each = cohort.ctx.task, (cohort.table_on_cpu >= 0).sum(1)
+    per_epoch = steps_per_epoch(cohort, phase)
+    steps_each = phase.steps_of(rows_each, task, cohort.ctx.architecture)
     place = torch.arange(max(steps_each.tolist(), default=0)).unsqueeze(1)
     counts = (steps_each > place).sum(1).tolist()
     step_keys = random.fold(keys, "step", place)
@@ -73,10 +74,10 @@ def batches_of(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterato
     ``keys`` are the clients' keys of the phase, (K,) on the CPU. A client that trains unstacked has
     no absent rows, which would take as much time as others.
     """
-    training, steps = cohort.ctx.task.training, cohort.private_steps
+    task, steps = cohort.ctx.task, cohort.private_steps
     if steps is None:
-        epochs = phase.passes(training)
-        about = training.batch_size, epochs, phase.steps, least_rows(cohort)
+        epochs, size = phase.passes(task.training), phase.batches * task.training.batch_size
+        about = size, epochs, phase.steps, phase.least_rows(task, cohort.ctx.architecture)
         made = schedule(cohort.table_on_cpu, keys, *about)
         # clients are sorted by steps, so the active clients of a step come first
         counts = (made >= 0).any(2).sum(0).tolist()
@@ -86,30 +87,14 @@ def batches_of(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterato
             yield made[:count, s, : None if widths is None else widths[s]]
         return
     # all clients take every step, with or without drawn rows, so that draws stay secret
-    for s in range(steps.count(phase.passes(training)) if phase.steps is None else phase.steps):
+    one = torch.zeros(1, dtype=torch.int64)
+    for s in range(int(phase.steps_of(one, task, cohort.ctx.architecture))):
         draws = cohort.private_draws(cohort.table.shape[1], "rows", name, s)
         yield drawn_rows(cohort.table, draws, steps.rate)
 
 
-def steps_per_epoch(cohort: Cohort) -> Tensor:
+def steps_per_epoch(cohort: Cohort, phase: Phase) -> Tensor:
     """Return each client's number of steps in one pass over its rows, (K,) on the CPU."""
-    steps, counts = cohort.private_steps, (cohort.table_on_cpu >= 0).sum(1)
-    if steps is not None:
-        return torch.full_like(counts, steps.count(1))
-    return batches_in(counts, cohort.ctx.task.training.batch_size, least_rows(cohort))
-
-
-def least_rows(cohort: Cohort) -> int:
-    """Return the fewest rows of a batch that the cohort's model can be trained on, 1 or 2."""
-    return cohort.ctx.task.least_rows(cohort.ctx.architecture)
-
-
-def _steps_of_each(cohort: Cohort, phase: Phase) -> Tensor:
-    """Return each client's number of steps in a phase, (K,) on the CPU."""
-    steps, counts = cohort.private_steps, (cohort.table_on_cpu >= 0).sum(1)
-    training = cohort.ctx.task.training
-    epochs = phase.passes(training)
-    if steps is not None:
-        total = steps.count(epochs) if phase.steps is None else phase.steps
-        return torch.full_like(counts, total)
-    return steps_of(counts, training.batch_size, epochs, phase.steps, least_rows(cohort))
+    one_pass = replace(phase, epochs=1, steps=None)
+    counts = (cohort.table_on_cpu >= 0).sum(1)
+    return one_pass.steps_of(counts, cohort.ctx.task, cohort.ctx.architecture)

@@ -187,23 +187,23 @@ def check_method_reads(method: Method, objective: Objective) -> None:
 
 
 def clients_with_too_few_rows(
-    train: Rows, objective: Objective, nets: Sequence[Collection[Architecture]]
+    train: Rows, method: Method, objective: Objective, nets: Sequence[Collection[Architecture]]
 ) -> frozenset[int]:
-    """Return the clients with fewer than two rows, if the objective or a model compares rows.
-
-    ``nets`` are the models of each client.
-    """
+    """Return the clients with fewer rows than a step takes; ``nets`` are the models of each."""
     return frozenset(
         i
         for i, (count, own) in enumerate(zip(train.counts.tolist(), nets, strict=True))
-        if count < least_rows(objective, own)
+        if count < least_rows(method, objective, own)
     )
 
 
-def least_rows(objective: Objective, nets: Collection[Architecture]) -> int:
-    """Return the fewest rows that a client with these models can be trained on, 1 or 2."""
+def least_rows(method: Method, objective: Objective, nets: Collection[Architecture]) -> int:
+    """Return the fewest rows that a client with these models can be trained on.
+
+    A batch has at least two, if the objective or a model compares rows.
+    """
     views = LEAST_ROWS if objective.views > 1 else 1
-    return max([views, *(net.least_rows for net in nets)])
+    return method.batches * max([views, *(net.least_rows for net in nets)])
 
 
 def without_clients(online: Online, left_out: frozenset[int]) -> Online:
@@ -215,5 +215,5 @@ def without_clients(online: Online, left_out: frozenset[int]) -> Online:
 
 def notes_on(left_out: frozenset[int]) -> list[str]:
     """Return a note on each client that never takes part, because it has too few rows."""
-    few = f"has fewer than {LEAST_ROWS} rows: it is left out"
+    few = "has too few rows for a local step: it is left out"
     return [f"client {client} {few}" for client in sorted(left_out)]

@@ -332,13 +332,13 @@ def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tupl
 def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
     """Return a client's most private steps per round, from round 0; () without such steps."""
     assert task.privacy is not None  # that of the caller
-    steps = task.privacy.steps
-    if steps is None:
+    if task.privacy.steps is None:
         return ()
+    any_rows = torch.zeros(1, dtype=torch.int64)
     return tuple(
         max(
             sum(
-                steps.count(phase.passes(task.training)) if phase.steps is None else phase.steps
+                int(phase.steps_of(any_rows, task, name))
                 for ctx in _stages(method, task, number)
                 for phase in method.phases(replace(ctx, architecture=name))
             )

@@ -134,7 +134,7 @@ def _members(
     clients, pools = clients_of(setup, models.groups, count, parts.names)
     train = parts.train.merged() if setup.method.merges_clients else parts.train
     nets = [[models.architectures[name] for name in client.architectures] for client in clients]
-    few = clients_with_too_few_rows(train, objective, nets)
+    few = clients_with_too_few_rows(train, setup.method, objective, nets)
     return Members(clients, count, parts.names, pools, train.counts.tolist(), few), train
 
 

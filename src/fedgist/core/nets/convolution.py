@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -124,10 +124,17 @@ def pools_by_two(pool: nn.MaxPool2d) -> bool:
     return plain and both(pool.kernel_size) == both(pool.stride) == (2, 2)
 
 
+class _Saved(SavedTensors, Protocol):
+    """The context of a convolution: its settings as well."""
+
+    settings: tuple[object, ...]
+
+
 class _EachConv(torch.autograd.Function):
     """F.conv2d with a batching rule that calls it once per client.
 
-    On a CPU this is faster than one grouped convolution.
+    On a CPU this is faster than one grouped convolution. Gradients flow through these calls, except
+    where a loss takes the gradient of a loss: that meets the function before its batching rule.
     """
 
     @staticmethod
@@ -135,8 +142,17 @@ class _EachConv(torch.autograd.Function):
         return F.conv2d(x, weight, bias, *settings)
 
     @staticmethod
-    def setup_context(ctx: SavedTensors, inputs: tuple[object, ...], output: Tensor) -> None:
-        """Save nothing: gradients flow through the calls of the batching rule."""
+    def setup_context(ctx: _Saved, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.settings = inputs[3:]
+        ctx.save_for_backward(*inputs[:3])
+
+    @staticmethod
+    def backward(ctx: _Saved, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        convolve: Callable[..., Tensor] = F.conv2d
+        given = [tensor for tensor in ctx.saved_tensors if tensor is not None]
+        without = [None] * (3 - len(given))  # a layer without a bias
+        back = torch.func.vjp(lambda *t: convolve(*t, *without, *ctx.settings), *given)[1]
+        return *back(grads[0]), *without, *(None for _ in ctx.settings)
 
     @staticmethod
     def vmap(info: Lot, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
@@ -166,17 +182,7 @@ class _MaxOfFour(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: SavedTensors, *grads: Tensor) -> Tensor:
-        (four,), (grad,) = ctx.saved_tensors, grads
-        a, b, c, d = four.chunk(4, -3)
-        out = torch.empty_like(four)
-        for_a, for_b, for_c, for_d = out.chunk(4, -3)
-        below = threshold_backward(grad, torch.maximum(c, d) - torch.maximum(a, b), 0)
-        above = grad - below
-        threshold_backward.grad_input(above, b - a, 0, grad_input=for_b)
-        torch.sub(above, for_b, out=for_a)
-        threshold_backward.grad_input(below, d - c, 0, grad_input=for_d)
-        torch.sub(below, for_d, out=for_c)
-        return out
+        return _gradient(_of_four, ctx.saved_tensors[0], grads[0])
 
     @staticmethod
     def vmap(info: Lot, in_dims: tuple[int], four: Tensor) -> tuple[Tensor, int]:
@@ -218,15 +224,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: SavedTensors, *grads: Tensor) -> Tensor:
-        (x,), (grad,) = ctx.saved_tensors, grads
-        top, bottom = x[..., ::2, :], x[..., 1::2, :]
-        rows = torch.maximum(top, bottom)
-        by_row, out = torch.empty_like(rows), torch.empty_like(x)
-        left = torch.mul(grad, rows[..., ::2] >= rows[..., 1::2], out=by_row[..., ::2])
-        torch.sub(grad, left, out=by_row[..., 1::2])
-        above = torch.mul(by_row, top >= bottom, out=out[..., ::2, :])
-        torch.sub(by_row, above, out=out[..., 1::2, :])
-        return out
+        return _gradient(_of_pool, ctx.saved_tensors[0], grads[0])
 
     @staticmethod
     def vmap(info: Lot, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
@@ -234,3 +232,58 @@ class _MaxPool(torch.autograd.Function):
         # forward works for any leading dimensions
         out: Tensor = _MaxPool.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
         return out, 0
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of a pooling, written into its place: torch must not see a gradient in it.
+
+    So a loss may take the gradient of another loss. There are no second derivatives.
+    """
+
+    @staticmethod
+    def forward(rule: Callable[[Tensor, Tensor], Tensor], x: Tensor, grad: Tensor) -> Tensor:
+        return rule(x, grad)
+
+    @staticmethod
+    def setup_context(ctx: SavedTensors, inputs: tuple[object, ...], output: Tensor) -> None:
+        """Save nothing: there are no second derivatives."""
+
+    @staticmethod
+    def vmap(
+        info: Lot, in_dims: tuple[int | None, ...], rule: object, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        # the rules work for any leading dimensions
+        x, grad = (
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(tensors, in_dims[1:], strict=True)
+        )
+        return _gradient(rule, x, grad), 0
+
+
+_gradient: Callable[..., Tensor] = _Gradient.apply
+
+
+def _of_four(four: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of the largest of four groups of channels."""
+    a, b, c, d = four.chunk(4, -3)
+    out = torch.empty_like(four)
+    for_a, for_b, for_c, for_d = out.chunk(4, -3)
+    below = threshold_backward(grad, torch.maximum(c, d) - torch.maximum(a, b), 0)
+    above = grad - below
+    threshold_backward.grad_input(above, b - a, 0, grad_input=for_b)
+    torch.sub(above, for_b, out=for_a)
+    threshold_backward.grad_input(below, d - c, 0, grad_input=for_d)
+    torch.sub(below, for_d, out=for_c)
+    return out
+
+
+def _of_pool(x: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of the larger of two rows, then of two columns."""
+    top, bottom = x[..., ::2, :], x[..., 1::2, :]
+    rows = torch.maximum(top, bottom)
+    by_row, out = torch.empty_like(rows), torch.empty_like(x)
+    left = torch.mul(grad, rows[..., ::2] >= rows[..., 1::2], out=by_row[..., ::2])
+    torch.sub(grad, left, out=by_row[..., 1::2])
+    above = torch.mul(by_row, top >= bottom, out=out[..., ::2, :])
+    torch.sub(by_row, above, out=out[..., 1::2, :])
+    return out

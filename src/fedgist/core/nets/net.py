@@ -203,6 +203,10 @@ class Net:
             return net  # another head sees the same features
         return replace(net, run=self.run.aside())
 
+    def aside(self) -> Net:
+        """Return the net in a pass of its own, whose statistics and draws are not the client's."""
+        return self if self.run is None else replace(self, run=self.run.aside())
+
     def in_evaluation(self) -> Net:
         """Return the net as it predicts, without dropout and with batch norm's kept statistics.
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 
 import torch
 
-from fedgist.core.local_steps import steps_of
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.nets.compiled.kernel_library import Compiled, compiler, library, library_path
 from fedgist.core.nets.convolution import Conv2d
@@ -248,10 +247,7 @@ class _Probe:
         if first >= (LONG_ON_GPU_S if self.on_gpu else LONG_S):
             return 1, 1
         (phase,) = self.first_phases[name][1]
-        counts, training = self.population.train.counts, self.task.training
-        epochs = phase.passes(training)
-        about = training.batch_size, epochs, phase.steps, self.task.least_rows(name)
-        most = int(steps_of(counts, *about).max())
+        most = int(phase.steps_of(self.population.train.counts, self.task, name).max())
         steps = max(1, min(STEPS_ON_GPU if self.on_gpu else STEPS, most))
         return steps, TRIES * max(1, STEPS // steps)
 

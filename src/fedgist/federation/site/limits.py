@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from fedgist.core import random
-from fedgist.core.local_steps import steps_of
 from fedgist.core.method import Context
 from fedgist.errors import SiteError
 from fedgist.federation.agreement.server_setup import places
@@ -77,15 +76,8 @@ def check_steps(side: ServerContext, number: int, rows: int, site: SiteFile) -> 
     for ctx in _stages(side):
         for architecture in side.clients[number].architectures:
             here = Context(ctx.key, task, ctx.round, ctx.stage, architecture=architecture)
-            steps = 0
-            for phase in side.method.phases(here):
-                passes, private = phase.passes(task.training), task.privacy and task.privacy.steps
-                if private and phase.steps is None:
-                    steps += private.count(passes)
-                else:
-                    batch = task.training.batch_size
-                    about = batch, passes, phase.steps, task.architectures[architecture].least_rows
-                    steps += int(steps_of(torch.tensor([rows]), *about)[0])
+            phases, one = side.method.phases(here), torch.tensor([rows])
+            steps = sum(int(phase.steps_of(one, task, architecture)) for phase in phases)
             if steps > most:
                 text = f"{site.file}: policy.most_local_steps = {most}; a round has {steps}"
                 raise SiteError(text, "policy", "most_local_steps")

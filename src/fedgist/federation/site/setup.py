@@ -361,8 +361,8 @@ def _population(
             f"{most}"
         )
     nets = [side.task.architectures[name] for name in side.clients[number].architectures]
-    if len(data.y) < least_rows(side.task.objective, nets):
-        raise SiteError(f"{data.name} has fewer than {LEAST_ROWS} rows, too few to train on")
+    if len(data.y) < (least := least_rows(setup.method, side.task.objective, nets)):
+        raise SiteError(f"{data.name} has fewer than {least} rows, too few to train on")
     key, share = random.key(recipe.seed, "partition"), recipe.data.validation
     draw = validation_draw(data, secret) if recipe.privacy.unit == "record" else None
     rows = [torch.arange(len(data.y))]

@@ -61,9 +61,15 @@ class Averages:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The exchange of averaging methods: the server sends a part of the net and averages it."""
+    """The exchange of averaging methods: the server sends a part of the net and averages it.
+
+    Clients count by their rows or, if they are ``equal``, alike: the server's weights then move
+    toward their plain mean by the factor ``rate``.
+    """
 
     part: Part = "all"
+    equal: bool = False
+    rate: float = 1.0
 
     def init_server(self, ctx: Context) -> Averages:
         """Return the common initial weights of every architecture."""
@@ -81,8 +87,8 @@ class Averaging:
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
     ) -> tuple[Weighted | Moved, Tree]:
-        """Return n_k w_k and n_k, or only w_k - w if privacy protects clients."""
-        if ctx.task.privacy is not None:
+        """Return n_k w_k and n_k, or only w_k - w if clients are equal or privacy protects them."""
+        if self.equal or ctx.task.privacy is not None:
             return Moved(moved(net.state(self.part), down)), own
         arrays = {name: sums.rows * array for name, array in net.state(self.part).items()}
         return Weighted(arrays, sums.rows), own
@@ -91,7 +97,9 @@ class Averaging:
         """Average within each architecture that answered; the others keep their weights."""
         weights = dict(server.weights)
         for name in replies.architectures:
-            weights[name] = averaged(replies.by(name), server.weights[name], ctx)
+            some, old = replies.by(name), server.weights[name]
+            new = stepped(old, some, ctx, self.rate) if self.equal else averaged(some, old, ctx)
+            weights[name] = new
         return Averages(weights)
 
     def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
@@ -124,11 +132,26 @@ def averaged(replies: Replies, old: Weights, ctx: Context) -> Weights:
     of the differences divided by the expected number of clients: no count is released.
     """
     if ctx.task.privacy is not None:
-        steps = replies.mean().arrays
-        return Weights({k: v + steps[k] if k in steps else v for k, v in old.arrays.items()})
+        return stepped(old, replies, ctx)
     total = replies.total()
     means = {name: array / total.rows.clamp(min=1.0) for name, array in total.arrays.items()}
     return Weights({name: _like(value, old.arrays[name]) for name, value in means.items()})
+
+
+def stepped(old: Weights, replies: Replies, ctx: Context, rate: float = 1.0) -> Weights:
+    """Return the weights, moved by ``rate`` times the mean of the clients' differences."""
+    steps = mean_of(replies.total().arrays, replies, ctx)
+    return Weights({k: v + rate * steps[k] if k in steps else v for k, v in old.arrays.items()})
+
+
+def mean_of(total: Mapping[str, Tensor], replies: Replies, ctx: Context) -> dict[str, Tensor]:
+    """Return a total by name, divided by the clients of one architecture that answered.
+
+    If privacy protects clients, their expected number is used: no count is released.
+    """
+    (name,) = replies.architectures
+    count = replies.expected[name] if ctx.task.privacy is not None else len(replies)
+    return {key: array / count for key, array in total.items()}
 
 
 def _like(value: Tensor, old: Tensor) -> Tensor:

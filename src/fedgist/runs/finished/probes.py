@@ -125,7 +125,7 @@ def evaluated(world: World, kinds: Sequence[str], server_run: ServerRun) -> tupl
     """
     task, population = world.server.task, world.population
     nets = [[task.architectures[name] for name in c.architectures] for c in population.clients]
-    few = clients_with_too_few_rows(population.train, task.objective, nets)
+    few = clients_with_too_few_rows(population.train, server_run.method, task.objective, nets)
     everybody = [c.id for c in server_run.side.clients if world.population.place[c.id] not in few]
     clients = [] if world.server.setup.recipe.evaluate.on == "global" else everybody
     accuracies = [values for _, values in probed(server_run, world, clients, kinds)]
