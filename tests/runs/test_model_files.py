@@ -61,6 +61,7 @@ def from_onnx(path: Path, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", each(METHODS, (*BY_ITSELF, *OTHERS)))
+@pytest.mark.filterwarnings("ignore:client . has too few rows for a local step")
 def test_files_give_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
     model = trained(method, model=DEEP)
     export(model, tmp_path / "m.pt2")

@@ -222,10 +222,14 @@ def test_clients_of_every_method_that_sums_numbers_are_protected(name: str) -> N
             continue  # the server's own work
         orders = fed.method.select(fed.server, fed.side.online(1), ctx)
         downs = [fed.method.download(fed.server, order, ctx) for order in orders]
+        squares = []
         for order, down in zip(orders, downs, strict=True):
             (part,) = fed.engine.ask(ctx, [order], [down]).subtotals
-            squares = [float(leaf.double().square().sum()) for leaf in leaves(part.message)]
-            assert 0 < sum(squares) <= 0.5**2
+            sums = [float(leaf.double().square().sum()) for leaf in leaves(part.message)]
+            squares.append(sum(sums))
+        # one client has one row, of which a balanced loss learns nothing
+        assert all(0 < square <= 0.5**2 for square in squares if square or name != "fedrod")
+        assert any(squares)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "lg_fedavg"])

@@ -149,6 +149,7 @@ def test_methods_learn_what_comes_next(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:client . has too few rows for a local step")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
     asked = recipe(method={"name": method}, evaluate={"on": "client"}, train={"num_rounds": 1})

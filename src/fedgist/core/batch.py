@@ -45,9 +45,10 @@ class Batch:
 
     ``mask`` is true for a present row. An absent row only has the shape of an example: every number
     computed from it must have weight 0. ``weight`` (batch,) multiplies the loss of each row, if the
-    recipe weighs classes, else None; the task's loss reads it. ``picks`` (batch, choices) is the
-    result of ``PeerMethod.pick`` for each row, in summaries only. ``annotations`` are further
-    numbers of each training row, (batch,) by name.
+    recipe weighs classes, else None; the task's loss reads it. ``class_counts`` (classes,) are the
+    client's training rows of each class, in losses of methods that count classes. ``picks`` (batch,
+    choices) is the result of ``PeerMethod.pick`` for each row, in summaries only. ``annotations``
+    are further numbers of each training row, (batch,) by name.
     """
 
     x: Tensor
@@ -55,6 +56,7 @@ class Batch:
     mask: Tensor
     weight: Tensor | None = None
     picks: Tensor | None = None
+    class_counts: Tensor | None = None
     annotations: dict[str, Tensor] = field(default_factory=dict)
 
 

@@ -75,9 +75,14 @@ def balanced_weights(y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
     (King and Zeng 2001, as scikit-learn's "balanced"). A class without rows has weight 0. The
     weights of a client's rows have mean 1.
     """
-    n_c = torch.zeros(len(y), num_classes, device=y.device).scatter_add_(1, y, mask.float())
+    n_c = class_counts(y, mask, num_classes)
     n, k = n_c.sum(1, keepdim=True), (n_c > 0).sum(1, keepdim=True)
     return torch.where(n_c > 0, n / (k * n_c), 0.0)
+
+
+def class_counts(y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+    """Return each client's rows of each class, (clients, classes), of ``y``, ``mask`` as above."""
+    return torch.zeros(len(y), num_classes, device=y.device).scatter_add_(1, y, mask.float())
 
 
 def kl(target: Tensor, logits: Tensor, mask: Tensor) -> Tensor:

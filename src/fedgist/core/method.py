@@ -148,21 +148,22 @@ class Phase:
 
     ``learns`` names parts of the net, or tensors of the client's own state: ``"own.bias"`` is one
     tensor, or all tensors of a tree or dictionary in that field, such as a second model. The
-    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` steps. What is None
-    is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and ``remembers``, which
-    says when optimizer state is reset. ``loss=None`` is the method's loss. A step whose loss needs
-    several independent batches has as many ``batches`` in one, which ``dealt`` takes apart.
+    phase takes ``epochs`` passes over the client's rows, whole or not, or ``steps`` steps if given.
+    What is None is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and
+    ``remembers``, which says when optimizer state is reset. ``loss=None`` is the method's loss. A
+    step whose loss needs several independent batches has as many ``batches`` in one, which
+    ``dealt`` takes apart.
     """
 
     learns: tuple[str, ...] = ("all",)
-    epochs: int | None = None
+    epochs: float | None = None
     steps: int | None = None
     loss: Callable[[Net, Batch, Any, Any, Context], Tensor] | None = None
     optimizer: Optimizer | None = None
     remembers: Life | None = None
     batches: int = 1
 
-    def passes(self, training: Training) -> int:
+    def passes(self, training: Training) -> float:
         """Return the number of passes over the rows, if the phase does not count steps."""
         return training.local_epochs if self.epochs is None else self.epochs
 
@@ -192,6 +193,8 @@ class Method:
     #: Whether client functions read or change ``batch.x`` themselves, beside ``net(batch.x)``. Over
     #: a frozen body, other methods get features that are made once in place of the rows.
     alters_inputs: ClassVar[bool] = False
+    #: Whether losses read ``batch.class_counts``: rows of each class, for one class per row.
+    counts_classes: ClassVar[bool] = False
     #: The targets that the method is defined for: all, unless it reads labels or row features.
     targets: ClassVar[frozenset[Target]] = EVERY_TARGET
 

@@ -58,7 +58,7 @@ class PrivateSteps:
     rate: float
     grid: float = 0.0
 
-    def count(self, epochs: int) -> int:
+    def count(self, epochs: float) -> int:
         """Return the number of steps that replace ``epochs`` passes over the rows."""
         return math.ceil(epochs / self.rate)
 

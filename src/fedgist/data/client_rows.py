@@ -61,7 +61,7 @@ def schedule(
     table: Tensor,
     keys: Tensor,
     batch_size: int,
-    epochs: int,
+    epochs: float,
     steps: int | None = None,
     least: int = 1,
 ) -> Tensor:

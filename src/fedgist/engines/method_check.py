@@ -173,6 +173,9 @@ class Trial:
         """Return made-up rows; the last row is absent and filled with the number ``absent``."""
         task = self.ctx.task
         batch = fake_batch(task, self.ctx.key, ROWS)
+        if self.method.counts_classes:
+            counts = torch.arange(task.num_classes, device=batch.y.device).float()
+            batch = replace(batch, class_counts=counts)
         batch.x[PRESENT:] = absent % task.words if task.words else absent
         for values in (batch.y, batch.mask, *batch.annotations.values()):
             values[PRESENT:] = 0

@@ -30,6 +30,8 @@ METHODS: Registry[type[Method]] = Registry(
         "apfl": "fedgist.methods.apfl:APFL",
         "pfedme": "fedgist.methods.pfedme:PFedMe",
         "per_fedavg": "fedgist.methods.per_fedavg:PerFedAvg",
+        "fedala": "fedgist.methods.fedala:FedALA",
+        "fedrod": "fedgist.methods.fedrod:FedROD",
         "fedbn": "fedgist.methods.fedbn:FedBN",
         "lg_fedavg": "fedgist.methods.lg_fedavg:LGFedAvg",
         "fedper": "fedgist.methods.fedper:FedPer",

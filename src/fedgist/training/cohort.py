@@ -84,11 +84,20 @@ class Cohort:
     @functools.cached_property
     def class_weights(self) -> Tensor | None:
         """The weight of each client's rows of a class, (K, classes); None without weights."""
-        task, present = self.ctx.task, self.table >= 0
-        if task.training.class_weights != "balanced":
+        if self.ctx.task.training.class_weights != "balanced":
             return None
+        return losses.balanced_weights(*self._labels)
+
+    @functools.cached_property
+    def class_counts(self) -> Tensor | None:
+        """Each client's rows of each class, (K, classes), if the method counts them."""
+        return losses.class_counts(*self._labels) if self.method.counts_classes else None
+
+    @property
+    def _labels(self) -> tuple[Tensor, Tensor, int]:
+        """The labels of all rows and a mask of those present, (K, rows); the number of classes."""
         y = self.examples.y[self.table.clamp(min=0)]
-        return losses.balanced_weights(y, present, task.num_classes)
+        return y, self.table >= 0, self.ctx.task.num_classes
 
     def weighted(self, batch: Batch) -> Batch:
         """Return a batch (K, ...) with the weights of its rows, if the recipe names them."""

@@ -197,7 +197,8 @@ class _Step:
     ) -> None:
         self.cohort, self.optimizer = cohort, optimizer
         self.clients, self.learned, self.memory = clients, learned, memory
-        self.training, self.class_weights = cohort.ctx.task.training, cohort.class_weights
+        self.training = cohort.ctx.task.training
+        self.class_weights, self.class_counts = cohort.class_weights, cohort.class_counts
         self.whole = whole = not cohort.stack and cohort.private_steps is None
         half = self.training.precision == "bfloat16" and cohort.private_steps is None
         loss = phase.loss or cohort.method.loss
@@ -291,6 +292,8 @@ class _Step:
 
     def _weighted(self, count: int, batch: Batch) -> Batch:
         batch = self.cohort.weighted(batch)
+        if self.class_counts is not None:
+            batch = replace(batch, class_counts=self.class_counts[:count])
         if self.class_weights is None:
             return batch
         weight = self.class_weights[:count].gather(1, batch.y)

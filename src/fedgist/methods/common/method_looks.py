@@ -32,6 +32,8 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "apfl": ("#cc6644", "o"),
         "pfedme": ("#227788", "d"),
         "per_fedavg": ("#ff8877", "v"),
+        "fedala": ("#2266aa", "p"),
+        "fedrod": ("#aa7711", "h"),
         "fedbn": ("#5566aa", "v"),
         "lg_fedavg": ("#aa00ff", "v"),
         "fedper": ("#cc99ff", ">"),
