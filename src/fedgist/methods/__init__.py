@@ -38,6 +38,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedrep": "fedgist.methods.fedrep:FedRep",
         "cs_fl": "fedgist.methods.cs_fl:CSFL",
         "fedproto": "fedgist.methods.fedproto:FedProto",
+        "fedtgp": "fedgist.methods.fedtgp:FedTGP",
         "fd": "fedgist.methods.fd:FD",
         "repshare": "fedgist.methods.repshare:RepShare",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",
@@ -47,6 +48,7 @@ METHODS: Registry[type[Method]] = Registry(
         "flesd": "fedgist.methods.flesd:FLESD",
         "fedlog": "fedgist.methods.fedlog:FedLog",
         "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",
+        "fedgh": "fedgist.methods.fedgh:FedGH",
         "analytic": "fedgist.methods.analytic:Analytic",
     }
 )
