@@ -127,6 +127,8 @@ POOLED: dict[str, Any] = {"clients": {"pools": POOLS}, **PUBLIC}
 SECTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("fedlog", "fedproto", "repshare", "local", "fd"), HETEROGENEOUS),
     **dict.fromkeys(("periodic_codist", "merged_codist"), POOLED),
+    "fedmd": HETEROGENEOUS | PUBLIC,
+    "feddf": HETEROGENEOUS | PUBLIC | {"method": {"distillation": {"steps": 4}}},
     "flesd": SIMCLR,
 }
 

@@ -18,6 +18,8 @@ from fedgist.methods.common.codistillation import Distillation
 from fedgist.methods.cs_fl import CSFL
 from fedgist.methods.fd import FD
 from fedgist.methods.feddbe import FedDBE
+from fedgist.methods.feddf import Distillation as EnsembleDistillation
+from fedgist.methods.feddf import FedDF
 from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedlog_c import FedLogC
 from fedgist.methods.fedproto import FedProto
@@ -38,6 +40,7 @@ SHORTER = {
     "fedrep": FedRep(head_epochs=2),
     "merged_codist": MergedCodist(distillation=Distillation(steps=4)),
     "analytic": Analytic(penalty=1.0),
+    "feddf": FedDF(EnsembleDistillation(steps=4)),
 }
 # of twenty rows, cross-validation may choose another of two penalties after a rounding
 FIXED: dict[str, Any] = {"penalty": 1.0, "wire": "float64"}

@@ -69,7 +69,8 @@ RECORD = {"unit": "record", "epsilon": 2.0, "delta": 0.01, "clip": 3.0}
 CLIENT = RECORD | {"unit": "client"}
 STEPS = {"bodies": "dp_sgd", "sampling_rate": 0.5, "gradient_clip": 1.0}
 IN_POOLS = ("periodic_codist", "merged_codist")  # these have several models
-UNFIT = ("cs_fl", "flesd", "fednova", "fedgh", "fedtgp")  # what these send cannot carry noise
+# what these send cannot carry noise
+UNFIT = ("cs_fl", "flesd", "fednova", "fedgh", "fedtgp", "feddf")
 POISSON = {"sampling": "poisson", "fraction_train": 0.3}
 LOCAL = RECORD | {"where": "local"}
 EVERY = [RECORD, LOCAL, CLIENT, RECORD | STEPS]

@@ -23,13 +23,14 @@ from small_tasks import TASKS, labels, numbers, pixels, recipe_of, text_classes
 NEEDS: dict[str, dict[str, Any]] = {  # beside a recipe's own settings
     "flesd": {"distillation": {"epochs": 2, "batch_size": 4}},
     "fedproto": {"inference": "logits"},
+    "feddf": {"distillation": {"steps": 30, "batch_size": 4}},
 }
 COMBINATIONS = [(method, objective) for method in METHODS for objective in TASKS]
 
 
 def asked(method: str, objective: str) -> dict[str, Any]:
     found = recipe_of(objective, method={"name": method, **NEEDS.get(method, {})})
-    if method in {"flesd", "merged_codist", "periodic_codist"}:
+    if method in {"flesd", "merged_codist", "periodic_codist", "fedmd", "feddf"}:
         found["data"] = {"public": {"rows": 8}}
     found["train"] |= TRAINS.get(method, {})
     if "codist" in method:

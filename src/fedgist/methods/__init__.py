@@ -45,6 +45,8 @@ METHODS: Registry[type[Method]] = Registry(
         "feddbe": "fedgist.methods.feddbe:FedDBE",
         "periodic_codist": "fedgist.methods.periodic_codist:PeriodicCodist",
         "merged_codist": "fedgist.methods.merged_codist:MergedCodist",
+        "fedmd": "fedgist.methods.fedmd:FedMD",
+        "feddf": "fedgist.methods.feddf:FedDF",
         "flesd": "fedgist.methods.flesd:FLESD",
         "fedlog": "fedgist.methods.fedlog:FedLog",
         "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",

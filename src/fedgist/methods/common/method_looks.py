@@ -45,6 +45,8 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "feddbe": ("#aa8888", "<"),
         "periodic_codist": ("#cc55ff", ">"),
         "merged_codist": ("#88bb88", "D"),
+        "fedmd": ("#bb55aa", "h"),
+        "feddf": ("#774400", "*"),
         "flesd": ("#7733cc", "^"),
     }
 )
