@@ -17,7 +17,8 @@ from fedgist.core.nets.layers import Pass
 from fedgist.core.nets.net import split_head
 from fedgist.core.replies import Subtotal, gather
 from fedgist.engines.plans.plan import Plan
-from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses, Prototypes
+from fedgist.methods.common.prototypes import Prototypes
+from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses
 from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world
 from fedgist.world.world import World
 

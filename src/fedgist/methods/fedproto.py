@@ -17,13 +17,12 @@ from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
 from fedgist.core.counts import COUNTS
-from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
 from fedgist.core.objectives.target import Target
 from fedgist.core.privacy import bounded, counted
 from fedgist.core.tree import tree
-from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
+from fedgist.core.wire_form import NONZERO, rows_where
 from fedgist.errors import MethodError
 from fedgist.methods.common.linear_head import (
     class_means,
@@ -31,14 +30,7 @@ from fedgist.methods.common.linear_head import (
     one_feature_width,
     with_constant,
 )
-
-
-@message(reduce="sum")
-class Prototypes:
-    """The global mean of each class, (classes, m), and a mask of existing means, (classes,)."""
-
-    mean: Tensor = field(metadata=rows_where("exists"))
-    exists: Tensor = field(metadata=FLAGS)
+from fedgist.methods.common.prototypes import Prototypes, by_nearest, near_prototypes
 
 
 @message(reduce="sum")
@@ -61,16 +53,6 @@ class OwnClasses:
 
 
 Own = OwnClasses | Nothing
-
-
-def _to_labels(z: Tensor, y: Tensor, down: Prototypes) -> Tensor:
-    """Return the mean distance (batch,) of features (batch, m) to the prototypes of their labels.
-
-    ``y`` (batch, labels) is 1 for a label that a row has. Labels without a prototype do not count.
-    """
-    has = (y > 0) * down.exists
-    distance = (z.unsqueeze(1) - down.mean).square().mean(2)
-    return (distance * has).sum(1) / has.sum(1).clamp(min=1.0)
 
 
 @dataclass(frozen=True)
@@ -121,9 +103,7 @@ class FedProto(Method):
     def init_server(self, ctx: Context) -> Prototypes:
         """Return no prototypes."""
         width = one_feature_width(ctx.task, "fedproto", shares="class means")
-        classes = ctx.task.num_classes
-        mean = torch.zeros(classes, width, device=ctx.key.device)
-        return Prototypes(mean, torch.zeros_like(mean[:, 0]))
+        return Prototypes.of_nobody(ctx.task.num_classes, width, ctx.key.device)
 
     def init_client(self, net: Net, ctx: Context) -> OwnClasses | Nothing:
         """Return no classes: the first upload of a client sets them."""
@@ -142,15 +122,7 @@ class FedProto(Method):
         over the features, and over the labels or the pixels of a row. Where a class has no
         prototype it is 0.
         """
-        z = net.features(batch.x)
-        task_loss = ctx.task.objective.loss(net.logits(z), batch)
-        if ctx.task.objective.target == "labels":
-            distance = _to_labels(z, batch.y, down)
-        else:
-            y = batch.y.clamp(min=0)
-            of_place = (z - down.mean[y]).square().mean(-1) * down.exists[y]
-            distance = of_place.flatten(1).mean(1) if ctx.task.places else of_place
-        return task_loss + self.lam * masked_mean(distance, batch.mask)
+        return near_prototypes(self.lam, net, batch, down, ctx)
 
     def summarize(
         self, net: Net, batch: Batch, own: Own, down: Prototypes, ctx: Context
@@ -185,13 +157,9 @@ class FedProto(Method):
         below all others. With ``inference_classes = "own"``, so do classes without rows at the
         client. If no candidate class has a prototype, the head predicts.
         """
-        z = net.features(x)
-        logits = net.logits(z)
         if self.inference == "logits":
-            return logits
+            return net(x)
         exists = down.exists > 0
         if isinstance(own, OwnClasses):
             exists = exists & (own.present > 0)
-        near = -(z.unsqueeze(-2) - down.mean).square().sum(-1)
-        behind = torch.where(exists, near, 0.0).amin(-1, keepdim=True) - 1.0
-        return torch.where(exists.any(), torch.where(exists, near, behind), logits)
+        return by_nearest(net, x, down.mean, exists)

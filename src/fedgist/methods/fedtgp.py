@@ -22,7 +22,7 @@ from fedgist.core.objectives.target import Target
 from fedgist.core.tree import Tree, tree
 from fedgist.methods.common.class_message import ClassMeans, FeatureSums, lessons, steps
 from fedgist.methods.common.linear_head import class_means, one_feature_width
-from fedgist.methods.fedproto import FedProto, Prototypes
+from fedgist.methods.common.prototypes import Prototypes, by_nearest, near_prototypes
 
 LEAST = 1e-12  # of a squared distance, whose root has no slope at 0
 
@@ -61,19 +61,14 @@ class FedTGP(Method):
     keeps: ClassVar[Part] = "all"
     targets: ClassVar[frozenset[Target]] = frozenset({"class"})
 
-    @property
-    def client(self) -> FedProto:
-        """What clients do with prototypes."""
-        return FedProto(lam=self.lam, aggregate="plain", inference=self.inference)
-
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width."""
         one_feature_width(task, "fedtgp", shares="class means")
 
     def init_server(self, ctx: Context) -> Trained:
         """Return random points and layers, as torch begins them, and no prototypes."""
-        none = self.client.init_server(ctx)
-        width = none.mean.shape[1]
+        width = one_feature_width(ctx.task, "fedtgp", shares="class means")
+        none = Prototypes.of_nobody(ctx.task.num_classes, width, ctx.key.device)
         points = random.normal(ctx.draw("points"), tuple(none.mean.shape))
         first, last = (
             (random.uniform(ctx.draw(name), (width, width + 1)) * 2 - 1) / math.sqrt(width)
@@ -90,7 +85,7 @@ class FedTGP(Method):
 
         ``batch.x`` is ``(batch, *input)``.
         """
-        return self.client.loss(net, batch, own, down, ctx)
+        return near_prototypes(self.lam, net, batch, down, ctx)
 
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: Prototypes, ctx: Context
@@ -148,7 +143,9 @@ class FedTGP(Method):
 
     def predict(self, net: Net, own: Nothing, down: Prototypes, x: Tensor, ctx: Context) -> Tensor:
         """Return the head's logits, or minus the distances to prototypes, (batch, classes)."""
-        return self.client.predict(net, own, down, x, ctx)
+        if self.inference == "logits":
+            return net(x)
+        return by_nearest(net, x, down.mean, down.exists > 0)
 
 
 def prototypes(points: Tensor, first: Tensor, last: Tensor) -> Tensor:
