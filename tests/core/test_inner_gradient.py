@@ -68,6 +68,20 @@ def test_it_is_autograds_and_the_nets_pass_stays_as_it_is(*, convolves: bool, ea
     torch.testing.assert_close(second, wanted, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_gradient_of_the_head_alone_leaves_the_statistics(*, whole: bool) -> None:
+    net = net_of(convolves=False)
+    x, y = rows_of(net)
+    run = Pass(torch.ones(ROWS, dtype=torch.bool), random.key(5), whole=whole)
+    head = {name: p for name, p in net.params.items() if name not in net.body}
+    slopes, _ = gradient_and_value(
+        lambda other: F.cross_entropy(other(x), y), replace(net, run=run), head
+    )
+    assert slopes.keys() == head.keys()
+    assert not run.all_updates
+    assert not run.draws
+
+
 def test_nothing_flows_through_it() -> None:
     net = net_of(convolves=False)
     x, y = rows_of(net)

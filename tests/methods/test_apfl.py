@@ -82,5 +82,7 @@ def test_shares_stay_between_0_and_1() -> None:
     done = run({"name": "apfl", "alpha": 0.98}, clients, 8, local_epochs=20)
     _, mixtures, shares = by_hand(clients, start_of(done), 8, 20, alpha=0.98)
     assert max(shares) == 1.0
+    kept = done.server_run.checkpoint().clients["logistic/own/alpha"]
+    np.testing.assert_allclose(kept, shares, atol=1e-5)
     for client, expected in enumerate(mixtures):
         np.testing.assert_allclose(personal(done, client), expected, atol=2e-5)
