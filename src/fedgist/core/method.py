@@ -193,6 +193,8 @@ class Method:
     #: Whether client functions read or change ``batch.x`` themselves, beside ``net(batch.x)``. Over
     #: a frozen body, other methods get features that are made once in place of the rows.
     alters_inputs: ClassVar[bool] = False
+    #: Whether clients also train a model of ``ctx.task.main``, the architecture named first.
+    trains_main: ClassVar[bool] = False
     #: Whether losses read ``batch.class_counts``: rows of each class, for one class per row.
     counts_classes: ClassVar[bool] = False
     #: The targets that the method is defined for: all, unless it reads labels or row features.

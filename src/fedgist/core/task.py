@@ -41,7 +41,7 @@ class Task:
     says whether their labels are public as well. ``public_client`` is the client whose rows are
     public, if they belong to one. ``public_digest`` is a digest of the public rows in order, as
     models see them. ``main`` is the architecture that is named first; a site of another
-    architecture does not have it. ``clients_with`` are the numbers of clients of each
+    architecture has only its start. ``clients_with`` are the numbers of clients of each
     architecture. ``common_starts`` says that the clients of an architecture begin
     with ``starts`` (``clients.init = "shared"``), not with weights of their own. ``pools`` by name,
     if there are any, set the clients per round in place of ``training.fraction_train``. Totals of

@@ -39,6 +39,7 @@ METHODS: Registry[type[Method]] = Registry(
         "cs_fl": "fedgist.methods.cs_fl:CSFL",
         "fedproto": "fedgist.methods.fedproto:FedProto",
         "fedtgp": "fedgist.methods.fedtgp:FedTGP",
+        "fml": "fedgist.methods.fml:FML",
         "fd": "fedgist.methods.fd:FD",
         "repshare": "fedgist.methods.repshare:RepShare",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",

@@ -187,6 +187,7 @@ def check_evaluation(side: ServerContext) -> None:
         )
     wanted = scores_models(recipe, side.task)
     had = {name for client in side.clients for name in client.architectures}
+    had |= {side.task.main} if side.method.trains_main else set()
     nobodys = [name for name in side.task.starts if name not in had]
     looked_at = wanted or recipe.evaluate.probe != "none" or side.method.merges_clients
     if nobodys and not looked_at:

@@ -61,8 +61,8 @@ class ClientStore:
         return torch.tensor([self.place[c] for c in clients])
 
     def state(self) -> dict[str, Tensor]:
-        """Return all arrays (clients, ...) by name; an empty table if clients keep no state."""
-        return {**self.arrays, PRESENT: self.present} if self.arrays else {}
+        """Return all arrays (clients, ...) by name; an empty table if no client keeps any."""
+        return {**self.arrays, PRESENT: self.present} if self.arrays and self.place else {}
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore all arrays, (clients, ...) by name, from a checkpoint."""

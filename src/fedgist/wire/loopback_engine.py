@@ -111,10 +111,11 @@ def _secure() -> ModuleType:
 
 def task_of_site(task: Task, architectures: Sequence[str]) -> Task:
     """Return a site's task: its own architectures, and none of the server's rows."""
+    starts = dict.fromkeys([*architectures, task.main])  # sites with private models lack the main
     return replace(
         task,
         architectures={name: task.architectures[name] for name in architectures},
-        starts={name: task.starts[name] for name in architectures},
+        starts={name: task.starts[name] for name in starts if name in task.starts},
         test_sets={},
     )
 

@@ -59,7 +59,14 @@ class Models:
             groups = fitted(setup.given.groups, sizes, setup.recipe.model or ModelSection())
         else:
             groups = groups_of_recipe(setup.models, setup.pools, sizes, names)
-        return Models(groups, *architectures_of(groups, sizes, setup.recipe.seed, setup.device))
+        architectures, starts = architectures_of(groups, sizes, setup.recipe.seed, setup.device)
+        if setup.method.trains_main:
+            least = next(iter(architectures.values())).least_rows
+            architectures = {
+                name: replace(arch, least_rows=max(arch.least_rows, least))
+                for name, arch in architectures.items()
+            }
+        return Models(groups, architectures, starts)
 
     @property
     def notes(self) -> list[str]:

@@ -65,7 +65,8 @@ def _alone(part: SitePart, site: SiteFile) -> Recipe:
     model that is exported may leave, so that usual ranges are then stated or none.
     """
     text, client = part.side.setup.recipe, part.population.clients[0]
-    tables = _own_models(text, client.architectures, site)
+    with_main = part.side.method.trains_main
+    tables = _own_models(text, client.architectures, site, with_main=with_main)
     clients = {"num_clients": 1, "init": text.clients.init, **tables}
     built = next(iter(tables.values()), part.side.task.architectures)
     data = data_section(part.side.setup.recipe, site)
@@ -87,9 +88,12 @@ def _alone(part: SitePart, site: SiteFile) -> Recipe:
 
 
 def _own_models(
-    text: Recipe, architectures: Sequence[str], site: SiteFile
+    text: Recipe, architectures: Sequence[str], site: SiteFile, *, with_main: bool
 ) -> dict[str, dict[str, dict[str, object]]]:
-    """Return the tables of the site's models, under the names that they had in the run."""
+    """Return the tables of the site's models, under the names that they had in the run.
+
+    ``with_main`` says that the method also trains a model of the first table.
+    """
     section = site.model
     if architectures == (PRIVATE,) and section is not None and text.facts is not None:
         width = text.facts.feature_width
@@ -99,16 +103,20 @@ def _own_models(
     if text.clients.pools:
         # the site's own pool comes first; a method may need the others to exist
         pools = {architectures[0]: {}, **text.clients.pools} | text.clients.pools
-        return {"pools": {name: _of_one(name, {**table}) for name, table in pools.items()}}
+        return {"pools": {n: _table(n, table) | {"clients": [0]} for n, table in pools.items()}}
     if text.clients.architectures:
-        name = architectures[0]
-        own = text.clients.architectures[name]  # a table, or the share of a model of this name
-        table = {**own} if isinstance(own, Mapping) else {}
-        return {"architectures": {name: _of_one(name, table)}}
+        main = next(iter(text.clients.architectures)) if with_main else architectures[0]
+        tables = {
+            name: _table(name, own) | {"share": float(name in architectures)}
+            for name, own in text.clients.architectures.items()
+            if name in {*architectures, main}
+        }
+        return {"architectures": tables}
     return {}
 
 
-def _of_one(name: str, table: dict[str, object]) -> dict[str, object]:
-    """Return the table of a model that only client 0 has."""
-    kept = {key: value for key, value in table.items() if key not in {"share", "per_round"}}
-    return {"model": name, **kept, "clients": [0]}
+def _table(name: str, own: object) -> dict[str, object]:
+    """Return a model's table without its clients; ``own`` may be the share of a model's name."""
+    stated = own if isinstance(own, Mapping) else {}
+    kept = {k: v for k, v in stated.items() if k not in {"share", "per_round", "clients"}}
+    return {"model": name, **kept}

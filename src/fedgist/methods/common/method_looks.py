@@ -20,6 +20,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedgh": ("#1166aa", "<"),
         "fedproto": ("#e69f00", "^"),
         "fedtgp": ("#cc9900", ">"),
+        "fml": ("#cc3377", "h"),
         "fd": ("#cc79a7", "D"),
         "repshare": ("#009e73", "v"),
         "fedavg": ("#d55e00", "s"),
