@@ -22,7 +22,7 @@ from fedgist.core.message import (
     why_not_summable,
     why_refused,
 )
-from fedgist.core.tree import map_leaves, stack
+from fedgist.core.tree import map_leaves, stack, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, SIGNS, rows_where
 from fedgist.engines.message_form import screen_uploads
 from fedgist.errors import MessageError
@@ -41,6 +41,18 @@ class Means:
     total: Tensor = field(metadata=rows_where("count"))
     count: Tensor = field(metadata=NONZERO)
     here: Tensor = field(metadata=FLAGS)
+
+
+@tree
+class Pieces:
+    rows: dict[str, Tensor] = field(metadata=rows_where("there"))
+    there: dict[str, Tensor] = field(metadata=FLAGS)
+
+
+@message(reduce="sum")
+class Parcel:
+    pieces: Pieces
+    number: Tensor
 
 
 def votes(lengths: list[tuple[int, ...]], seed: int) -> Votes:
@@ -89,6 +101,20 @@ def test_rows_that_are_not_there_cost_nothing_and_come_back_as_zeros(
     assert unpack(Means, pack(value)) == value
     there = sum(count != 0 for count in counts)
     expected = (4 * width + 4) * there + 2 * int(np.ceil(len(counts) / 8))
+    assert payload_bytes(value) == travelling(value) == expected
+
+
+@few
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=10), max_size=3), st.integers(1, 5))
+def test_arrays_of_a_dictionary_have_rows_of_their_own_at_any_depth(
+    there: list[list[bool]], width: int
+) -> None:
+    # rejects flags of another array, and forms that only the message's own fields have
+    flags = {f"layer.{i}": torch.tensor(one).float() for i, one in enumerate(there)}
+    rows = {name: torch.ones(len(f), width) * f.unsqueeze(1) for name, f in flags.items()}
+    value = Parcel(Pieces(rows, flags), torch.ones(()))
+    assert unpack(Parcel, pack(value)) == value
+    expected = 4 + sum(4 * width * sum(one) + int(np.ceil(len(one) / 8)) for one in there)
     assert payload_bytes(value) == travelling(value) == expected
 
 

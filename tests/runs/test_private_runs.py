@@ -70,7 +70,7 @@ CLIENT = RECORD | {"unit": "client"}
 STEPS = {"bodies": "dp_sgd", "sampling_rate": 0.5, "gradient_clip": 1.0}
 IN_POOLS = ("periodic_codist", "merged_codist")  # these have several models
 # what these send cannot carry noise
-UNFIT = ("cs_fl", "flesd", "fednova", "fedgh", "fedtgp", "feddf")
+UNFIT = ("cs_fl", "flesd", "fednova", "fedgh", "fedtgp", "feddf", "fedkd")
 POISSON = {"sampling": "poisson", "fraction_train": 0.3}
 LOCAL = RECORD | {"where": "local"}
 EVERY = [RECORD, LOCAL, CLIENT, RECORD | STEPS]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -68,25 +69,34 @@ NONZERO = {_META: Nonzero()}
 def rows_where(field: str) -> dict[str, WireForm]:
     """Return the metadata of a field whose rows are sent only if ``field`` is not 0.
 
-    The leading dimensions of the rows are the shape of ``field``, a tensor of the same message.
+    The leading dimensions of the rows are the shape of ``field``, a tensor of the same message. If
+    both are dictionaries, each array has a tensor of its name.
     """
     return {_META: SparseRows(field)}
 
 
 @functools.cache
 def forms_of(kind: type) -> Mapping[str, WireForm]:
-    """Return the wire forms that a message type declares, by the names of its own fields."""
+    """Return the wire forms that a message type and its trees declare, by the paths of fields."""
     if not dataclasses.is_dataclass(kind):
         return {}
     fields = dataclasses.fields(kind)
-    return {field.name: field.metadata[_META] for field in fields if _META in field.metadata}
+    forms = {field.name: field.metadata[_META] for field in fields if _META in field.metadata}
+    try:
+        hints = typing.get_type_hints(kind)
+    except NameError:  # a class of a function, whose trees cannot be found
+        return forms
+    for field in fields:
+        if isinstance(inner := hints[field.name], type):
+            forms |= {f"{field.name}/{path}": form for path, form in forms_of(inner).items()}
+    return forms
 
 
 def check(kind: type) -> None:
     """Raise TypeError if a wire form of a message type depends on a missing field."""
     names = {field.name for field in dataclasses.fields(kind)}
     for name, form in forms_of(kind).items():
-        if isinstance(form, SparseRows) and form.where not in names:
+        if isinstance(form, SparseRows) and "/" not in name and form.where not in names:
             raise TypeError(
                 f"the rows of {kind.__name__}.{name} are those of {form.where}, which is no field"
             )
@@ -94,7 +104,20 @@ def check(kind: type) -> None:
 
 def form_of(kind: type, name: str) -> WireForm | None:
     """Return the wire form of the array ``name`` of a message type; None: sent unchanged."""
-    return forms_of(kind).get(name.split("/", maxsplit=1)[0])
+    return forms_of(kind).get(_path(kind, name))
+
+
+def _path(kind: type, name: str) -> str:
+    """Return the path of the field that declares an array's wire form, or ""."""
+    return next((p for p in forms_of(kind) if f"{name}/".startswith(f"{p}/")), "")
+
+
+def _flags(kind: type, name: str, form: SparseRows, arrays: Arrays) -> Tensor:
+    """Return the tensor, of any shape, that says which rows of the array ``name`` are sent."""
+    path = _path(kind, name)
+    where = path.removesuffix(path.split("/")[-1]) + form.where
+    own = where + name.removeprefix(path)
+    return arrays[own if own in arrays else where]
 
 
 def wire_bytes(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
@@ -108,7 +131,7 @@ def wire_bytes(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
             there = (array != 0).flatten(lead).sum(-1).cpu()
             total = total + _bytes(math.prod(shape)) + there * array.element_size()
         elif isinstance(form, SparseRows):
-            there = arrays[form.where] != 0
+            there = _flags(kind, name, form, arrays) != 0
             row = math.prod(array.shape[there.dim() :]) * array.element_size()
             total = total + there.flatten(lead).sum(-1).cpu() * row
         elif isinstance(form, Rounded):
@@ -127,7 +150,7 @@ def why_not_decodable(kind: type, arrays: Arrays) -> str | None:
         if isinstance(form, Rounded) and not torch.equal(form.rounded(array), array):
             return f"{name} holds numbers that have no code in {form.code}"
         if isinstance(form, SparseRows):
-            left_out = arrays[form.where] == 0
+            left_out = _flags(kind, name, form, arrays) == 0
             if array.shape[: left_out.dim()] != left_out.shape:
                 return f"{name} must begin with the shape of {form.where}"
             if bool(array[left_out].any()):
@@ -147,7 +170,7 @@ def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
         if form is None:
             out[name] = array
         elif isinstance(form, SparseRows):
-            out[name] = array[arrays[form.where] != 0]
+            out[name] = array[_flags(kind, name, form, arrays) != 0]
         elif isinstance(form, Rounded):
             exact = form.exact(array)
             out[name + _AFTER + _EXACT] = exact
@@ -184,7 +207,7 @@ def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str,
                 out[bare] = _spread(bare, arrays[bare + _AFTER + _NUMBERS], bits, limit)
     for name, array in out.items():
         if isinstance(form := form_of(kind, name), SparseRows):
-            out[name] = _spread(name, array, out[form.where] != 0, limit)
+            out[name] = _spread(name, array, _flags(kind, name, form, out) != 0, limit)
     return out
 
 

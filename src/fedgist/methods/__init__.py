@@ -40,6 +40,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedproto": "fedgist.methods.fedproto:FedProto",
         "fedtgp": "fedgist.methods.fedtgp:FedTGP",
         "fml": "fedgist.methods.fml:FML",
+        "fedkd": "fedgist.methods.fedkd:FedKD",
         "fd": "fedgist.methods.fd:FD",
         "repshare": "fedgist.methods.repshare:RepShare",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",

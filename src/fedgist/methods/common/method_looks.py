@@ -21,6 +21,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedproto": ("#e69f00", "^"),
         "fedtgp": ("#cc9900", ">"),
         "fml": ("#cc3377", "h"),
+        "fedkd": ("#8899cc", "X"),
         "fd": ("#cc79a7", "D"),
         "repshare": ("#009e73", "v"),
         "fedavg": ("#d55e00", "s"),
