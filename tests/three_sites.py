@@ -126,7 +126,7 @@ POOLED: dict[str, Any] = {"clients": {"pools": POOLS}, **PUBLIC}
 #: What each method needs in a recipe; all others get one model.
 SECTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("fedlog", "fedproto", "repshare", "local", "fd", "fml"), HETEROGENEOUS),
-    **dict.fromkeys(("fedgh", "fedtgp", "fedkd"), HETEROGENEOUS),
+    **dict.fromkeys(("fedgh", "fedtgp", "fedgen", "fedkd"), HETEROGENEOUS),
     **dict.fromkeys(("periodic_codist", "merged_codist"), POOLED),
     "fedmd": HETEROGENEOUS | PUBLIC,
     "feddf": HETEROGENEOUS | PUBLIC | {"method": {"distillation": {"steps": 4}}},

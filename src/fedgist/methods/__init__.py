@@ -41,6 +41,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedtgp": "fedgist.methods.fedtgp:FedTGP",
         "fml": "fedgist.methods.fml:FML",
         "fedkd": "fedgist.methods.fedkd:FedKD",
+        "fedgen": "fedgist.methods.fedgen:FedGen",
         "fd": "fedgist.methods.fd:FD",
         "repshare": "fedgist.methods.repshare:RepShare",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",

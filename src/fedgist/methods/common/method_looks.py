@@ -22,6 +22,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedtgp": ("#cc9900", ">"),
         "fml": ("#cc3377", "h"),
         "fedkd": ("#8899cc", "X"),
+        "fedgen": ("#55aa88", "s"),
         "fd": ("#cc79a7", "D"),
         "repshare": ("#009e73", "v"),
         "fedavg": ("#d55e00", "s"),
