@@ -20,6 +20,7 @@ from fedgist.options import options_of
 from fedgist.recipe.model_factories import sizes_of
 from fedgist.recipe.schema import Recipe
 from fedgist.recipe.section_options import OF_THE_TASK, PARTS
+from fedgist.world.client_settings import OwnTraining
 from schema_text import default, in_words, markdown, meanings
 
 PAGE = Path(__file__).parents[1] / "settings.md"
@@ -204,7 +205,13 @@ def _with_defaults(lines: Iterable[Setting], key: str, methods: list[str]) -> It
         yield replace(line, default=", ".join(dict.fromkeys(found)))
 
 
+def of_single_clients() -> Iterator[str]:
+    """Yield how long single clients train."""
+    yield from section("clients.settings.NAME.train", OwnTraining)
+
+
 OPTIONS: dict[str, Callable[[], Iterable[str]]] = {
+    "clients": of_single_clients,
     "partition": of_partitions,
     "model": of_models,
     "method": of_methods,

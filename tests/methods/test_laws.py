@@ -22,6 +22,7 @@ from fedgist.methods.feddf import Distillation as EnsembleDistillation
 from fedgist.methods.feddf import FedDF
 from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedlog_c import FedLogC
+from fedgist.methods.fednova import FedNova
 from fedgist.methods.fedproto import FedProto
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.flesd import FLESD, SimilarityDistillation
@@ -105,6 +106,15 @@ SUBJECTS |= {
     name: MethodUnderTest(method, {"objective": {"name": objective}})
     for name, (method, objective) in OF_TASKS.items()
 }
+# lengths of training of single clients, by which messages are divided
+UNEQUAL = {
+    "slow": {"clients": [0, 2], "train": {"local_steps": 1}},
+    "fast": {"clients": [4], "train": {"local_epochs": 3}},
+}
+SUBJECTS["fednova, unequal work"] = MethodUnderTest(
+    FedNova(),
+    {"clients": {"settings": UNEQUAL}, "train": {"local_steps": 3, "local_epochs": 1}},
+)
 # rows of another batch inside a loss, through layers that look at the rows of a pass
 SUBJECTS["digest, batch norm and dropout"] = MethodUnderTest(Digest(), {"architectures": NORMED})
 
@@ -132,6 +142,7 @@ MECHANISMS = {
     "an average within each architecture beside sums over all": "feddbe, dropout",
     "statistics of numbers": "fedlog, numbers",
     "sums of several labels": "fedlog, labels",
+    "clients that train for unlike numbers of steps": "fednova, unequal work",
     "rows of another batch through batch norm and dropout": "digest, batch norm and dropout",
 }
 

@@ -6,7 +6,6 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from fedgist.core import random
 from fedgist.errors import RecipeError
 from fedgist.methods.repshare import Release
 from fedgist.testing.small_worlds import PAIRS, federation, loopback, trace, world
-from fedgist.world.client_settings import client_settings, read_settings
+from fedgist.world.client_settings import client_settings, settings_in
 from fedgist.world.world import World
 
 WIDTH = 5
@@ -34,7 +33,7 @@ def test_clients_release_what_they_set() -> None:
         "careful": {"clients": [2, 4], "m_up": 1, "classes": [1, 2]},
     }
     small_world = settled(tables, m_up=2, wishes=False)
-    assert small_world.hosting.own[4] == Release(m_up=1, classes=(1, 2))
+    assert small_world.hosting.own[4].method == Release(m_up=1, classes=(1, 2))
     fed = federation(small_world)
     fed.advance()
     rows = fed.server.newest.arrays["rows"] > 0  # (clients, 1 + M_up, classes)
@@ -139,28 +138,22 @@ def test_a_client_that_hears_itself_alone_is_refused() -> None:
     settled({"a": {"clients": [1, 4], "hears": [1, 4]}}, wishes=True)
 
 
-def test_a_site_reads_its_own_file(tmp_path: Path) -> None:
-    side = WORLD.server
-    path = tmp_path / "release.toml"
-    path.write_text("m_up = 0\nclasses = [1]\n")
-    assert read_settings(path, 3, side.method, side.task) == Release(m_up=0, classes=(1,))
-    for text, words in (("m_up = 9", "m_up must be from 0"), ("m_up =", "release.toml")):
-        path.write_text(text)
-        with pytest.raises(RecipeError, match=words):
-            read_settings(path, 3, side.method, side.task)
-    with pytest.raises(RecipeError, match="nowhere"):
-        read_settings(tmp_path / "nowhere.toml", 3, side.method, side.task)
+def test_a_site_states_its_own() -> None:
+    about = 3, WORLD.server.method, WORLD.server.task, "site.toml: settings"
+    stated = settings_in({"m_up": 0, "classes": [1]}, *about)
+    assert stated.method == Release(m_up=0, classes=(1,))
+    with pytest.raises(RecipeError, match=r"site.toml: settings: m_up must be from 0"):
+        settings_in({"m_up": 9}, *about)
 
 
 @pytest.mark.slow
-def test_sites_with_files_of_their_own_do_as_clients_of_the_recipe(tmp_path: Path) -> None:
+def test_sites_with_files_of_their_own_do_as_clients_of_the_recipe() -> None:
     texts = {1: "m_up = 0", 3: "classes = [0, 2]\nm_down = 0", 4: "hears = [0, 2]"}
     plain = settled({}, m_up=2, m_down=2, wishes=True)
     own = {}
     for client, text in texts.items():
-        path = tmp_path / f"{client}.toml"
-        path.write_text(text)
-        own[client] = read_settings(path, client, plain.server.method, plain.server.task)
+        about = client, plain.server.method, plain.server.task, "site.toml"
+        own[client] = settings_in(tomllib.loads(text), *about)
     tables = {f"t{c}": {"clients": [c], **tomllib.loads(text)} for c, text in texts.items()}
     of_recipe = trace(settled(tables, m_up=2, m_down=2, wishes=True), make_engine=loopback)
     of_files = trace(replace(plain, hosting=replace(plain.hosting, own=own)), make_engine=loopback)

@@ -107,7 +107,6 @@ from torch import Tensor
 from fedgist.core.batch import Batch, Labels, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
-from fedgist.core.local_steps import steps_of
 from fedgist.core.message import Nothing, message
 from fedgist.core.nets.net import Net
 from fedgist.core.nets.parts import Part
@@ -115,7 +114,7 @@ from fedgist.core.objectives.target import EVERY_TARGET, Target
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.sampling import drawn_clients
 from fedgist.core.task import Context, Settings, Task
-from fedgist.core.training import Life, Optimizer, Training
+from fedgist.core.training import Life, Optimizer, Training, Work
 from fedgist.core.tree import Tree
 
 __all__ = [
@@ -149,7 +148,8 @@ class Phase:
     ``learns`` names parts of the net, or tensors of the client's own state: ``"own.bias"`` is one
     tensor, or all tensors of a tree or dictionary in that field, such as a second model. The
     phase takes ``epochs`` passes over the client's rows, whole or not, or ``steps`` steps if given.
-    What is None is the recipe's: ``epochs`` (``train.local_epochs``), ``optimizer``, and
+    What is None is the recipe's: ``epochs`` (``train.local_epochs`` or ``train.local_steps``, or
+    what a client has of its own), ``optimizer``, and
     ``remembers``, which says when optimizer state is reset. ``loss=None`` is the method's loss. A
     step whose loss needs several independent batches has as many ``batches`` in one, which
     ``dealt`` takes apart.
@@ -163,25 +163,25 @@ class Phase:
     remembers: Life | None = None
     batches: int = 1
 
-    def passes(self, training: Training) -> float:
-        """Return the number of passes over the rows, if the phase does not count steps."""
-        return training.local_epochs if self.epochs is None else self.epochs
+    def length(self, work: Work) -> Work:
+        """Return the length of the phase, for a client that otherwise trains so long."""
+        stated = self.epochs is not None or self.steps is not None
+        return Work(1 if self.epochs is None else self.epochs, self.steps) if stated else work
 
     def least_rows(self, task: Task, architecture: str) -> int:
         """Return the fewest rows of a step."""
         return self.batches * task.least_rows(architecture)
 
-    def steps_of(self, rows: Tensor, task: Task, architecture: str) -> Tensor:
+    def steps_of(
+        self, rows: Tensor, task: Task, architecture: str, work: Work | None = None
+    ) -> Tensor:
         """Return the number of steps of clients with so many ``rows``, (clients,).
 
-        Private steps do not depend on rows.
+        ``work`` is how long these clients train; None is the recipe's. Private steps do not depend
+        on rows.
         """
-        epochs = self.passes(task.training)
-        if task.privacy is not None and task.privacy.steps is not None:
-            count = task.privacy.steps.count(epochs) if self.steps is None else self.steps
-            return torch.full_like(rows, count)
-        size, least = self.batches * task.training.batch_size, self.least_rows(task, architecture)
-        return steps_of(rows, size, epochs, self.steps, least)
+        length = self.length(work or task.training.work)
+        return task.steps_of(rows, architecture, length, self.batches)
 
 
 class Method:

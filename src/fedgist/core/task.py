@@ -18,7 +18,7 @@ from fedgist.core.nets.net import Architecture, Net
 from fedgist.core.objectives.objective import Objective
 from fedgist.core.objectives.target import places
 from fedgist.core.privacy import Privacy
-from fedgist.core.training import Pool, Training
+from fedgist.core.training import Pool, Training, Work
 from fedgist.core.tree import STATIC, tree
 from fedgist.errors import MethodError
 
@@ -85,6 +85,18 @@ class Task:
         """
         return 1 if self.objective.views > 1 else self.architectures[architecture].least_rows
 
+    def steps_of(self, rows: Tensor, architecture: str, work: Work, batches: int = 1) -> Tensor:
+        """Return the number of steps of clients with so many ``rows``, in their shape.
+
+        A step has so many independent ``batches``. A client without rows enough for a step takes
+        none. Private steps do not depend on rows.
+        """
+        if self.privacy is not None and self.privacy.steps is not None:
+            steps = self.privacy.steps.count(work.epochs) if work.steps is None else work.steps
+            return torch.full_like(rows, steps)
+        size, least = batches * self.training.batch_size, batches * self.least_rows(architecture)
+        return steps_of(rows, size, work.epochs, work.steps, least)
+
     @property
     def public_rows(self) -> RowSet:
         """The public rows.
@@ -117,7 +129,7 @@ class Context:
     for a test, a prediction or an export. ``settings`` are a client's own settings
     (``PeerMethod.own_settings``) when its state is made; None means the defaults. ``architecture``
     is that of the client in a client's functions, ``phases`` and ``init_client`` among them; at the
-    server it is empty.
+    server it is empty. ``work`` is how long a client trains that has a length of its own.
     """
 
     key: Tensor
@@ -126,6 +138,7 @@ class Context:
     stage: str = field(metadata=STATIC)
     settings: Settings = field(default=None, metadata=STATIC)
     architecture: str = field(default="", metadata=STATIC)
+    work: Work | None = field(default=None, metadata=STATIC)
 
     @property
     def start(self) -> Net:
@@ -145,12 +158,8 @@ class Context:
 
         The result has the shape of ``rows``. A client without enough rows for a batch takes none.
         """
-        task = self.task
-        epochs = task.training.local_epochs
-        if task.privacy is not None and task.privacy.steps is not None:
-            return torch.full_like(rows, task.privacy.steps.count(epochs))
-        least = task.least_rows(self.architecture)
-        return steps_of(rows, task.training.batch_size, epochs, least=least)
+        work = self.work or self.task.training.work
+        return self.task.steps_of(rows, self.architecture, work)
 
     @property
     def rate(self) -> float:

@@ -142,6 +142,14 @@ class Schedule(BaseModel):
         return least + (1.0 - least) * left
 
 
+@dataclass(frozen=True)
+class Work:
+    """How long a client trains in a phase: passes over its rows, or steps if they are given."""
+
+    epochs: float = 1
+    steps: int | None = None
+
+
 class Training(BaseModel):
     """Local training at the clients. These settings apply to every method."""
 
@@ -162,6 +170,11 @@ class Training(BaseModel):
     """Number of passes over its training rows that a client makes in a round.
 
     More epochs mean fewer messages, but local models drift further apart.
+    """
+    local_steps: PositiveInt | None = None
+    """Number of local steps in a round, in place of ``local_epochs``.
+
+    All clients then take as many, whatever their rows are.
     """
     batch_size: PositiveInt = 10
     """Number of training rows per local step."""
@@ -210,6 +223,17 @@ class Training(BaseModel):
         if isinstance(raw, Mapping) and raw.get("optimizer") == "adamw":
             return {"weight_decay": ADAMW_DECAY, **raw}
         return raw
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Training:
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise ValueError("give train.local_epochs or train.local_steps, not both")
+        return self
+
+    @property
+    def work(self) -> Work:
+        """How long a client trains in a phase that does not say."""
+        return Work(self.local_epochs, self.local_steps)
 
     @property
     def local_optimizer(self) -> Optimizer:

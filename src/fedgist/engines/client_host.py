@@ -36,7 +36,7 @@ from fedgist.engines.kept_features import kept_features
 from fedgist.engines.message_form import addable, form_of_stack, screen_uploads
 from fedgist.engines.plans.layout import with_layout
 from fedgist.engines.plans.plan import Plan
-from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.population import HostSettings, OwnSettings, Population
 from fedgist.errors import CheckpointError
 from fedgist.training import cohort as cohorts
 from fedgist.training import inference, local_training
@@ -153,8 +153,9 @@ class ClientHost:
     def cohort(self, sent: SentCohort) -> Cohort:
         """Return the cohort of a request, for the trainer."""
         device = self.settings.device
-        name = sent.architecture
-        ctx = Context(self.key, self._task(name), sent.round, sent.stage, architecture=name)
+        name, work = sent.architecture, self.settings.work(sent.ids[0])
+        about = self.key, self._task(name), sent.round, sent.stage
+        ctx = Context(*about, architecture=name, work=work)
         table = self.population.table("train", sent.ids).to(device)
         down = map_leaves(lambda leaf: leaf.to(device), sent.down)
         stack_them = self.plans[name].stack
@@ -262,7 +263,7 @@ class ClientHost:
             fresh = replace(arch.start(seed), arch=arch)
             net = map_leaves(lambda leaf: leaf.to(self.settings.device), fresh)
         key = random.fold(self.key, "client", client, "init")
-        own_settings = self.settings.own.get(client)
+        own_settings = self.settings.own.get(client, OwnSettings()).method
         ctx = Context(
             key, self._task(architecture), 0, "init", own_settings, architecture=architecture
         )

@@ -165,15 +165,18 @@ class LocalEngine:
         """Split orders into cohorts, sorted by the clients' numbers of rows in a split."""
         counts, place = self._counts(split), self.host.population.place
 
-        def group(i: int) -> tuple[int, str]:
-            return self._shard(orders[i].client), orders[i].architecture
+        # of one length of training: the clients of a cohort with most rows take most steps
+        def group(i: int) -> tuple[int, str, str]:
+            client = orders[i].client
+            work = self.host.settings.work(client)
+            return self._shard(client), orders[i].architecture, "" if work is None else str(work)
 
         # then by steps, then by client: independent of the order of arrival
-        def rank(i: int) -> tuple[tuple[int, str], int, int]:
+        def rank(i: int) -> tuple[tuple[int, str, str], int, int]:
             client = orders[i].client
             return group(i), -counts[place[client]], client
 
-        for (_, name), ranked in itertools.groupby(sorted(range(len(orders)), key=rank), group):
+        for (_, name, _), ranked in itertools.groupby(sorted(range(len(orders)), key=rank), group):
             members, size = list(ranked), self.host.plans[name].cohort_size
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import ClientInfo, Settings
+from fedgist.core.training import Work
 from fedgist.data.client_rows import Rows
 from fedgist.data.examples import Examples
 from fedgist.data.lazy_rows import LazyRows, RowService, RowSource
@@ -80,6 +81,14 @@ Features = Literal["kept", "anew", "raw", "blank"]
 
 
 @dataclass(frozen=True)
+class OwnSettings:
+    """A client's own settings of the method, and how long it trains; None is as all others."""
+
+    method: Settings = None
+    work: Work | None = None
+
+
+@dataclass(frozen=True)
 class HostSettings:
     """Settings of a host of clients; only ``seed`` and ``own`` change results."""
 
@@ -93,4 +102,9 @@ class HostSettings:
     features: Features = "kept"
     feature_memory: int | None = None  # bytes; None: a quarter of the usable memory
     # clients' own settings, if they have any
-    own: Mapping[int, Settings] = field(default_factory=dict)
+    own: Mapping[int, OwnSettings] = field(default_factory=dict)
+
+    def work(self, client: int) -> Work | None:
+        """Return how long a client trains, if it has a length of its own."""
+        own = self.own.get(client)
+        return None if own is None else own.work

@@ -47,7 +47,7 @@ def timetable(
     """
     task, rows_each = cohort.ctx.task, (cohort.table_on_cpu >= 0).sum(1)
     per_epoch = steps_per_epoch(cohort, phase)
-    steps_each = phase.steps_of(rows_each, task, cohort.ctx.architecture)
+    steps_each = phase.steps_of(rows_each, task, cohort.ctx.architecture, cohort.ctx.work)
     place = torch.arange(max(steps_each.tolist(), default=0)).unsqueeze(1)
     counts = (steps_each > place).sum(1).tolist()
     step_keys = random.fold(keys, "step", place)
@@ -76,8 +76,10 @@ def batches_of(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterato
     """
     task, steps = cohort.ctx.task, cohort.private_steps
     if steps is None:
-        epochs, size = phase.passes(task.training), phase.batches * task.training.batch_size
-        about = size, epochs, phase.steps, phase.least_rows(task, cohort.ctx.architecture)
+        length = phase.length(cohort.ctx.work or task.training.work)
+        size = phase.batches * task.training.batch_size
+        least = phase.least_rows(task, cohort.ctx.architecture)
+        about = size, length.epochs, length.steps, least
         made = schedule(cohort.table_on_cpu, keys, *about)
         # clients are sorted by steps, so the active clients of a step come first
         counts = (made >= 0).any(2).sum(0).tolist()
@@ -88,7 +90,7 @@ def batches_of(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterato
         return
     # all clients take every step, with or without drawn rows, so that draws stay secret
     one = torch.zeros(1, dtype=torch.int64)
-    for s in range(int(phase.steps_of(one, task, cohort.ctx.architecture))):
+    for s in range(int(phase.steps_of(one, task, cohort.ctx.architecture, cohort.ctx.work))):
         draws = cohort.private_draws(cohort.table.shape[1], "rows", name, s)
         yield drawn_rows(cohort.table, draws, steps.rate)
 

@@ -16,7 +16,7 @@ from fedgist.core.message import Form, reduction
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.nets.layers import BatchNorm
 from fedgist.core.privacy import Privacy, PrivateSteps, grid_of, sensitivity
-from fedgist.core.training import Training
+from fedgist.core.training import Training, Work
 from fedgist.core.wire_form import Bits, form_of
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
@@ -26,6 +26,7 @@ from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import Recipe
 from fedgist.world.accounting import ReleaseSchedule, gaussian_delta, multiplier, spent
+from fedgist.world.client_settings import works_in
 
 CONDITION = (
     "this holds for bodies that do not depend on the record: they learn from it, so it is a "
@@ -185,7 +186,7 @@ def private_task(
     amplified = drawn and recipe.train.sampling == "poisson" and silent.steps is None
     schedule = ReleaseSchedule(
         releases,
-        _private_steps(method, trial),
+        _private_steps(method, trial, works_in(recipe.clients.settings)),
         recipe.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
         silent.steps.rate if silent.steps else 1.0,
         section.accounting,
@@ -329,8 +330,11 @@ def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tupl
     return tuple(counts)
 
 
-def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
-    """Return a client's most private steps per round, from round 0; () without such steps."""
+def _private_steps(method: Method, task: Task, works: Sequence[Work] = ()) -> tuple[int, ...]:
+    """Return a client's most private steps per round, from round 0; () without such steps.
+
+    ``works`` is how long clients train that have a length of their own.
+    """
     assert task.privacy is not None  # that of the caller
     if task.privacy.steps is None:
         return ()
@@ -338,11 +342,12 @@ def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
     return tuple(
         max(
             sum(
-                int(phase.steps_of(any_rows, task, name))
+                int(phase.steps_of(any_rows, task, name, work))
                 for ctx in _stages(method, task, number)
                 for phase in method.phases(replace(ctx, architecture=name))
             )
             for name in task.architectures
+            for work in (None, *works)
         )
         for number in range(task.training.num_rounds + 1)
     )

@@ -143,7 +143,11 @@ class SiteTable(BaseModel):
     public: dict[str, object] = {}
     """Options of the source of public rows at this site, such as ``path``."""
     settings: dict[str, object] = {}
-    """The site's own settings of the method, if the method has such settings."""
+    """The site's own settings of the method, if the method has such settings.
+
+    The table ``settings.train`` says how long the site trains in a round: ``local_epochs`` or
+    ``local_steps``.
+    """
     policy: PolicySection = PolicySection()
     device: Device = "cpu"
     """The device to train on: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""

@@ -9,6 +9,7 @@ import torch
 
 from fedgist.core import random
 from fedgist.core.method import Context
+from fedgist.core.training import Work
 from fedgist.errors import SiteError
 from fedgist.federation.agreement.server_setup import places
 from fedgist.federation.site.file import SiteFile
@@ -67,17 +68,20 @@ def check_size(setup: Setup, site: SiteFile, names: Sequence[str]) -> None:
         raise SiteError(text, "policy", "most_parameters")
 
 
-def check_steps(side: ServerContext, number: int, rows: int, site: SiteFile) -> None:
+def check_steps(
+    side: ServerContext, number: int, rows: int, site: SiteFile, work: Work | None
+) -> None:
     """Raise SiteError if a round has more local steps than the site's policy allows.
 
-    ``rows`` are those of the site, or under privacy as many as it may have.
+    ``rows`` are those of the site, or under privacy as many as it may have. ``work`` is how long
+    the site trains, if it has a length of its own.
     """
     most, task = site.policy.most_local_steps, side.task
     for ctx in _stages(side):
         for architecture in side.clients[number].architectures:
             here = Context(ctx.key, task, ctx.round, ctx.stage, architecture=architecture)
             phases, one = side.method.phases(here), torch.tensor([rows])
-            steps = sum(int(phase.steps_of(one, task, architecture)) for phase in phases)
+            steps = sum(int(phase.steps_of(one, task, architecture, work)) for phase in phases)
             if steps > most:
                 text = f"{site.file}: policy.most_local_steps = {most}; a round has {steps}"
                 raise SiteError(text, "policy", "most_local_steps")

@@ -29,7 +29,7 @@ from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.message_form import asks_clients, upload_form
 from fedgist.engines.plans.plan import Plan
-from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.population import HostSettings, OwnSettings, Population
 from fedgist.errors import OwnerError, SiteError, first_line
 from fedgist.federation.agreement.server_setup import PRIVATE, message_forms, server_context
 from fedgist.federation.site.file import SiteFile
@@ -103,19 +103,34 @@ def site_part(
         check_rows(setup.recipe.privacy, data, population.train, population.validation)
     private = setup.recipe.privacy.unit != "none"
     most = setup.recipe.clients.max_rows if private else len(population.train[0])
-    check_steps(side, number, most or 0, site)
+    settings = _hosting(setup, side, names, number, site)
+    check_steps(side, number, most or 0, site, settings.work(number))
     client = side.clients[number]
     task = task_of_site(_with_private_model(setup, side.task, site, secret), client.architectures)
-    settings = host_settings(setup, task, names)
-    if site.table.settings:
-        source = f"{site.file}: settings"
-        own = {number: settings_in(site.table.settings, number, side.method, task, source)}
-        settings = replace(settings, own=own)
-    shares = settings.share_measurements and site.policy.shares_scores
-    settings = replace(settings, share_measurements=shares)
     part = SitePart(side, task, population, settings, data, left_out)
     _check_uploads(part, site)
     return part
+
+
+def _hosting(
+    setup: Setup, side: ServerContext, names: Sequence[str], number: int, site: SiteFile
+) -> HostSettings:
+    """Return the settings of the site's host: the recipe's, and what the site's file says."""
+    settings, table = host_settings(setup, side.task, names), site.table.settings
+    shares = settings.share_measurements and site.policy.shares_scores
+    settings = replace(settings, share_measurements=shares)
+    if not table:
+        return settings
+    source, privacy = f"{site.file}: settings", side.task.privacy
+    own = settings_in(table, number, side.method, side.task, source)
+    stated = settings.own.get(number, OwnSettings())
+    if own.work is not None and privacy is not None and privacy.steps is not None:
+        raise SiteError(
+            f"{source}.train: private steps are charged before the run, as the recipe counts them: "
+            "leave it out"
+        )
+    both = OwnSettings(own.method or stated.method, own.work or stated.work)
+    return replace(settings, own={number: both})
 
 
 @contextlib.contextmanager
