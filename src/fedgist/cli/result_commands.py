@@ -23,7 +23,9 @@ from fedgist.report.formatting import Sheet
 from fedgist.report.page import watch_page, watch_server
 from fedgist.report.pictures import curves, drawing, varied
 from fedgist.report.pictures import study_pictures as pictures
+from fedgist.report.pictures.rank_picture import of_ranks
 from fedgist.report.tables import client_tables, comparison, row_labels, run_tables
+from fedgist.report.tables import ranks as rank_tables
 from fedgist.report.tables.comparison import Study
 from fedgist.report.terminal import watch
 from fedgist.report.terminal.console import SheetView, console, paragraph, say, words
@@ -150,6 +152,17 @@ def compare(
         ),
     ] = None,
     order: OrderOption = None,
+    ranks: Annotated[
+        bool,
+        typer.Option(
+            "--ranks",
+            help="Mean ranks of methods over data sets and divisions, with Friedman's test.",
+        ),
+    ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --ranks: draw them, as PDF, SVG or PNG."),
+    ] = None,
     label: LabelOption = None,
     trust: Trust = False,
 ) -> None:
@@ -164,24 +177,46 @@ def compare(
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     fedgist compare runs --by model --format markdown
     fedgist compare runs --columns final,interval,seeds --order final --format latex
+    fedgist compare runs/mnist runs/cifar10 --ranks --figure ranks.pdf
     fedgist compare runs/a runs/b --label "FedLog (ours)=runs/a"
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
+    given = {"--by": by, "--columns": columns, "--reference": reference, "--order": order}
+    beside = next((name for name, value in given.items() if value is not None), "")
+    if ranks and (beside or chosen_form in {"csv", "json"}):
+        raise ReportError(
+            f"--ranks has no {beside or f'--format {form}'}: it is a table of its own"
+        )
     if columns is not None and (by or chosen_form in {"csv", "json"}):
         beside = f"--by {by}" if by else f"--format {form}"
         raise ReportError(f"--columns has no effect with {beside}, which has columns of its own")
     runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
-    if by is None:
+    if figure is not None and not ranks:
+        raise ReportError("--figure draws ranks: use --ranks, or fedgist show --figure")
+    if ranks:
+        output = _ranks(runs, metric, chosen_form, figure)
+    elif by is None:
         study = _study(runs, reference, metric, target_accuracy, order)
         names = () if columns is None else tuple(name.strip() for name in columns.split(","))
         output = render(study, chosen_form, names)
     else:
         output = in_words(_tables_by(by, runs, form), [], chosen_form)
-    if by or out is not None or chosen_form == "csv":  # these have no place for notes
+    if by or ranks or out is not None or chosen_form == "csv":  # these have no place for notes
         for problem in run_reader.problems_of(runs):
             say(f"! {problem}", error=True)
     _write(output, out)
     _end(runs)
+
+
+def _ranks(
+    runs: Sequence[FinishedRun], metric: str | None, form: Format, figure: Path | None
+) -> str | Group:
+    """Return the ranks of the runs' methods as a table, and draw them if a file is named."""
+    found = rank_tables.ranks_of(runs, metric)
+    if figure is not None:
+        drawing.write_figure(of_ranks(found).figure, figure)
+        say(f"drawn in {figure}", error=True)
+    return in_words([found.sheet()], found.notes, form)
 
 
 def _tables_by(by: client_tables.By, runs: Sequence[FinishedRun], form: str) -> list[Sheet]:

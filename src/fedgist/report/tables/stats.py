@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 LEVEL = 0.95
 SIGNIFICANT = 0.05
 _Z = statistics.NormalDist().inv_cdf(0.5 + LEVEL / 2)
@@ -157,6 +159,59 @@ def holm(chances: Sequence[float]) -> list[float]:
 def smallest_p(pairs: int, *, two_sided: bool = True) -> float:
     """Return the smallest possible p-value for ``pairs`` pairs: all differ in one direction."""
     return min(1.0, (2.0 if two_sided else 1.0) * 0.5**pairs)
+
+
+FEWEST_METHODS, FEWEST_BLOCKS = 3, 2  # of a test of ranks
+ScoreTable = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+MeanRanks = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class RankTest:
+    """Friedman's statistic and p, and the critical difference of mean ranks at 5 % (Nemenyi)."""
+
+    statistic: float
+    p: float
+    critical: float
+
+
+def mean_ranks(scores: ScoreTable, better: Better) -> MeanRanks:
+    """Return the mean ranks (methods,) of ``scores`` (methods, blocks); the best has rank 1."""
+    from scipy.stats import rankdata  # as above
+
+    sign = -1.0 if better == "higher" else 1.0
+    return np.asarray(rankdata(sign * scores, axis=0).mean(1), dtype=np.float64)
+
+
+def friedman(scores: ScoreTable) -> RankTest | None:
+    """Return Friedman's test of ``scores`` (methods, blocks), None of too few methods or blocks.
+
+    If no method differs from another in any block, p is 1.
+    """
+    methods, blocks = scores.shape
+    if methods < FEWEST_METHODS or blocks < FEWEST_BLOCKS:
+        return None
+    from scipy.stats import friedmanchisquare, studentized_range  # as above
+
+    quantile = float(studentized_range.ppf(1 - SIGNIFICANT, methods, math.inf)) / math.sqrt(2)
+    critical = quantile * math.sqrt(methods * (methods + 1) / (6 * blocks))
+    if not np.ptp(scores, axis=0).any():
+        return RankTest(0.0, 1.0, critical)
+    found = friedmanchisquare(*scores)
+    return RankTest(float(found.statistic), float(found.pvalue), critical)
+
+
+def together(means: Sequence[float], critical: float) -> tuple[tuple[int, int], ...]:
+    """Return the largest sets of neighbors whose mean ranks differ by at most the critical one.
+
+    ``means`` ascend. A set is its first and its last place; single places are none.
+    """
+    sets: list[tuple[int, int]] = []
+    for first, mean in enumerate(means):
+        last = max(i for i, other in enumerate(means) if other - mean <= critical)
+        if last > first and (not sets or last > sets[-1][1]):
+            sets.append((first, last))
+    return tuple(sets)
 
 
 def wilson(share: float, rows: float) -> tuple[float, float]:
