@@ -115,19 +115,23 @@ def wilson_by_definition(share: float, count: int) -> tuple[float, float]:
 def test_by_model(folder: Path) -> None:
     table = by_model(find([folder]))
     assert [row[:2] for row in table.rows] == [
-        (model, method) for model in ("plain", "wide") for method in ("fedlog", "local")
+        (model, method) for model in ("all", "plain", "wide") for method in ("fedlog", "local")
     ]
-    for model, method, clients, tested, mean, spread, weighted in table.rows:
+    for model, method, clients, tested, mean, spread, worst, even, weighted in table.rows:
         seeds = [last_lines(folder / method / f"seed-{seed}") for seed in (0, 1)]
-        some = [[line for line in seed if line["model"] == model] for seed in seeds]
+        some = [[line for line in seed if model in {"all", line["model"]}] for seed in seeds]
         scores = [np.array([line["accuracy"] for line in seed]) for seed in some]
         weights = [np.array([line["rows"] for line in seed]) for seed in some]
         assert (clients, tested) == (str(len(scores[0])), str(weights[0].sum()))
         assert mean == f"{100 * np.mean([s.mean() for s in scores]):.2f} %"
         assert spread == f"{100 * np.mean([s.std() for s in scores]):.2f} %"
+        lowest = [np.sort(s)[: -(-len(s) // 10)].mean() for s in scores]
+        assert worst == f"{100 * np.mean(lowest):.2f} %"
+        jains = [s.sum() ** 2 / (len(s) * (s**2).sum()) for s in scores]
+        assert even == f"{np.mean(jains):.3f}"
         by_rows = [np.average(s, weights=w) for s, w in zip(scores, weights, strict=True)]
         assert weighted == f"{100 * np.mean(by_rows):.2f} %"
-    assert any(row[4] != row[6] for row in table.rows), "the two means differ somewhere"
+    assert any(row[4] != row[-1] for row in table.rows), "the two means differ somewhere"
 
 
 def test_the_gains_of_clients_are_drawn_and_a_page_has_the_tables(folder: Path) -> None:
@@ -154,7 +158,7 @@ def test_the_gains_of_clients_are_drawn_and_a_page_has_the_tables(folder: Path) 
 @pytest.mark.slow
 def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", str(folder / "fedlog"), "--by", "model"])
-    assert (done.exit_code, done.stdout.count("fedlog")) == (0, 2)
+    assert (done.exit_code, done.stdout.count("fedlog")) == (0, 3)
     for form, head in (
         ("markdown", "| client | model | test rows |"),
         ("latex", "client & model & test rows"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from fedgist.report.tables.stats import (
     Draw,
     by_division,
     estimate,
+    jain,
     mean_of_sites,
     paired_difference,
     smallest_p,
     wilson,
+    worst_tenth,
 )
 
 
@@ -28,6 +31,29 @@ def seeds(*values: float) -> dict[Draw, float]:
 
 
 SIX = seeds(0.91, 0.935, 0.902, 0.951, 0.93, 0.914)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.sampled_from(["higher", "lower"]))
+def test_the_worst_tenth_is_that_of_the_direction(
+    values: list[float], better: Literal["higher", "lower"]
+) -> None:
+    count = -(-len(values) // 10)
+    ordered = np.sort(values) if better == "higher" else -np.sort(-np.array(values))
+    assert worst_tenth(values, better) == pytest.approx(ordered[:count].mean())
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=20), st.floats(0.1, 5))
+def test_jains_index_is_1_for_equal_values_and_1_over_n_for_one_alone(
+    values: list[float], scale: float
+) -> None:
+    found = jain(values)
+    assert found is not None
+    assert 1 / len(values) - 1e-9 <= found <= 1 + 1e-9
+    assert jain([scale * value for value in values]) == pytest.approx(found)
+    assert jain([scale] * len(values)) == pytest.approx(1.0)
+    assert jain([scale, *[0.0] * (len(values) - 1)]) == pytest.approx(1 / len(values))
+    assert jain([*values, -0.1]) is None
+    assert jain([0.0, 0.0]) is None
 
 
 def p_by_hand(differences: list[float]) -> float:

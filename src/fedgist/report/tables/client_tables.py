@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedgist.core.objectives.metrics import LOSS, Metric
 from fedgist.errors import ReportError, listed
-from fedgist.report.formatting import Sheet, score_text
+from fedgist.report.formatting import NONE, Sheet, score_text
 from fedgist.report.tables.client_scores import (
     COUNTED,
     UNKNOWN,
@@ -24,7 +24,7 @@ from fedgist.report.tables.client_scores import (
 )
 from fedgist.report.tables.comparison import RunGroup, common_metric, draw_of, group
 from fedgist.report.tables.mean_counts import sentence
-from fedgist.report.tables.stats import Draw, mean_of_differences, wilson
+from fedgist.report.tables.stats import Draw, jain, mean_of_differences, wilson, worst_tenth
 from fedgist.report.tables.tested_rows import Sites, sites_of
 from fedgist.runs.files.columns import COMPLETE, EXPECTED, measured, over_clients
 from fedgist.runs.files.record import Line
@@ -32,9 +32,10 @@ from fedgist.runs.files.run_directory import PARTICIPANTS
 from fedgist.runs.finished.finished_run import FinishedRun
 
 LOCAL = "local"  # the method whose scores a gain is measured against
+EVERY_MODEL = "all"  # the row of the clients of all models
 OF_MODELS = (
-    "mean and spread over clients; mean by rows: each client weighted by its test rows; each "
-    "number is a mean over seeds"
+    "mean, spread, worst tenth and Jain's index (1: all equal) over clients; by rows: each "
+    "client weighted by its test rows; each number is a mean over seeds"
 )
 By = Literal["model", "client"]
 Shower = Callable[[float | None], str]
@@ -238,17 +239,23 @@ def _caption(runs: Sequence[FinishedRun], metric: str) -> str:
 
 
 def by_model(runs: Sequence[FinishedRun]) -> Sheet:
-    """Return a table with a row for each model and method: clients, rows, mean and spread."""
+    """Return a table with a row for each model and method: clients, rows, mean, how even it is.
+
+    A method with several models also has a row of all its clients.
+    """
     metric, groups = _groups(runs)
-    show, lines = _shower(runs), []
+    lines = []
     for rows in groups:
         tables = [list(scores_of(run, metric).values()) for run in rows.runs]
-        for model in dict.fromkeys(score.model for table in tables for score in table):
-            seeds = [[score for score in table if score.model == model] for table in tables]
-            lines.append((model, rows.label, *_of_model([seed for seed in seeds if seed], show)))
+        models = list(dict.fromkeys(score.model for table in tables for score in table))
+        for model in [*([EVERY_MODEL] if len(models) > 1 else []), *models]:
+            seeds = [[s for s in table if model in {s.model, EVERY_MODEL}] for table in tables]
+            lines.append((model, rows.label, *_of_model([seed for seed in seeds if seed], runs)))
+    measure = measure_of(runs)
+    head = ("clients", "rows", "mean", "spread", "worst tenth", "Jain", "by rows")
     return Sheet(
-        f"{measure_of(runs).title} by model",
-        ("model", "method", "clients", "rows", "mean", "spread", "mean by rows"),
+        f"{measure.title} by model",
+        ("model", "method", *head),
         tuple(sorted(lines, key=lambda line: line[0])),
         "; ".join(filter(None, (OF_MODELS, _caption(runs, metric)))),
         named_by=2,
@@ -307,16 +314,24 @@ TABLES: Mapping[By, Callable[[Sequence[FinishedRun]], list[Sheet]]] = MappingPro
 )
 
 
-def _of_model(seeds: Sequence[Sequence[ClientScore]], show: Shower) -> tuple[str, ...]:
+def _of_model(
+    seeds: Sequence[Sequence[ClientScore]], runs: Sequence[FinishedRun]
+) -> tuple[str, ...]:
     """Return the cells of one model and method: means over seeds."""
+    show, measure = _shower(runs), measure_of(runs)
+    values = [[score.score for score in scores] for scores in seeds]
 
-    def mean(statistic: Callable[[Sequence[ClientScore]], float]) -> float:
-        return statistics.fmean(map(statistic, seeds))
+    def mean(statistic: Callable[[Sequence[float]], float]) -> float:
+        return statistics.fmean(map(statistic, values))
 
-    counts = mean(len), mean(lambda scores: sum(score.rows for score in scores))
-    plain = mean(lambda scores: statistics.fmean(score.score for score in scores))
-    spread = mean(lambda scores: statistics.pstdev(score.score for score in scores))
-    return (*(f"{count:.4g}" for count in counts), *map(show, (plain, spread, mean(_by_rows))))
+    rows = statistics.fmean(sum(score.rows for score in scores) for scores in seeds)
+    even = [index for index in map(jain, values) if index is not None]
+    index = f"{statistics.fmean(even):.3f}" if even and measure.better == "higher" else NONE
+    worst = mean(lambda scores: worst_tenth(scores, measure.better))
+    plain, spread = mean(statistics.fmean), mean(statistics.pstdev)
+    by_rows = statistics.fmean(map(_by_rows, seeds))
+    counts = (f"{count:.4g}" for count in (mean(len), rows))
+    return (*counts, *map(show, (plain, spread, worst)), index, show(by_rows))
 
 
 def _by_rows(scores: Sequence[ClientScore]) -> float:

@@ -214,6 +214,25 @@ def together(means: Sequence[float], critical: float) -> tuple[tuple[int, int], 
     return tuple(sets)
 
 
+def worst_tenth(values: Sequence[float], better: Better) -> float:
+    """Return the mean of the worst tenth of the values, rounded up to whole ones."""
+    ordered = sorted(values, reverse=better == "lower")
+    return statistics.fmean(ordered[: math.ceil(len(ordered) / 10)])
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """Return Jain's index of fairness, 1 if all values are equal; None if one is negative.
+
+    References
+    ----------
+    Jain, Chiu and Hawe, A quantitative measure of fairness and discrimination, DEC-TR-301 (1984).
+    """
+    squares = sum(value * value for value in values)
+    if min(values) < 0 or not squares:
+        return None
+    return math.fsum(values) ** 2 / (len(values) * squares)
+
+
 def wilson(share: float, rows: float) -> tuple[float, float]:
     """Return the 95 % interval of a share of right rows among ``rows``.
 
