@@ -20,7 +20,8 @@ def drawn_clients(
 ) -> list[Order]:
     """Return an order for each sampled client of a round, among the clients online.
 
-    With ``"fixed"`` sampling, ``fraction_train`` of all clients take part, at least one. With
+    With ``"fixed"`` sampling, ``fraction_train`` of all clients take part, at least one, newcomers
+    not counted. With
     ``"poisson"``, each client is sampled independently, whichever other clients are online. Each
     pool is sampled independently, so a client in several pools may train several models in a round.
     Privacy depends on the poisson draws; ``source`` says whether they come from the seed or from
@@ -41,7 +42,7 @@ def drawn_clients(
 
     if not task.pools:
         first = {client.id: client.architectures[0] for client in online}
-        size = max(1, round(training.fraction_train * num_clients))
+        size = max(1, round(training.fraction_train * (num_clients - len(task.newcomers))))
         chosen = drawn(online, size, training.fraction_train, key)
         return [Order(client, first[client]) for client in chosen]
     return [

@@ -43,7 +43,8 @@ class Task:
     models see them. ``main`` is the architecture that is named first; a site of another
     architecture has only its start. ``clients_with`` are the numbers of clients of each
     architecture. ``common_starts`` says that the clients of an architecture begin
-    with ``starts`` (``clients.init = "shared"``), not with weights of their own. ``pools`` by name,
+    with ``starts`` (``clients.init = "shared"``), not with weights of their own. ``newcomers`` are
+    clients that never train and are scored apart. ``pools`` by name,
     if there are any, set the clients per round in place of ``training.fraction_train``. Totals of
     fewer than ``min_replies`` clients are withheld from the server. The server refuses a message
     with a norm above ``max_norm`` or with more than ``max_rows`` rows.
@@ -66,6 +67,7 @@ class Task:
     main: str = ""
     clients_with: Mapping[str, int] = field(default_factory=dict)
     common_starts: bool = True
+    newcomers: frozenset[int] = frozenset()
     pools: Mapping[str, Pool] = field(default_factory=dict)
     min_replies: int = 1
     max_norm: float = math.inf

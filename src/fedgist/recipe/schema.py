@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, cast
 import tomli_w
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
-from fedgist.core.bounds import NonNegativeInt, Positive, PositiveInt, Share
+from fedgist.core.bounds import BelowOne, NonNegativeInt, Positive, PositiveInt, Share
 from fedgist.core.objectives.metrics import (
     CHOSEN_METRICS,
     COMMON_METRICS,
@@ -86,6 +86,11 @@ class ClientsSection(_Section):
 
     If the file has no line for round 0 (the exchange before training), the clients of round 1 are
     online in round 0.
+    """
+    held_out: BelowOne | tuple[NonNegativeInt | str, ...] = 0.0
+    """Clients that never train: a share of all, drawn from the seed, or their numbers or names.
+
+    They are scored as newcomers: with what the method gives a client that was never there.
     """
     delay: Share = 0.0
     """Probability that a reply arrives one round late.

@@ -37,7 +37,7 @@ from fedgist.engines.sharding import merged
 from fedgist.errors import MethodError, TooFewRepliesError
 from fedgist.runs import divergence, evaluation, lost_models
 from fedgist.runs.files.checkpoint import Checkpoint
-from fedgist.runs.files.columns import EPSILON
+from fedgist.runs.files.columns import EPSILON, NEWCOMER
 from fedgist.runs.files.record import Line
 from fedgist.runs.files.releases import Releases
 from fedgist.runs.files.state_parts import Parts
@@ -194,7 +194,8 @@ class ServerRun:
     def _select(self, number: int, stages: Sequence[str], record: RoundRecord) -> list[Order]:
         """Draw the clients of a round, once for all of its stages."""
         online = self.side.online(number)
-        record.offline = len(self.side.clients) - len(online) if stages else 0
+        train = len(self.side.clients) - len(self.task.newcomers)
+        record.offline = train - len(online) if stages else 0
         if not (stages and online):
             return []
         ctx = self.context(stages[0], number)
@@ -330,13 +331,20 @@ class ServerRun:
         if settings.on == "global" or not recipe.privacy.share_measurements:
             return []
         orders, downs, ctx = self.downloads(number)
-        splits: list[tuple[str, Split]] = [("client", settings.on)]
-        splits += [("train", "train")] if settings.train else []
-        splits += [("validation", "validation")] if self.side.holds_out else []
+        new = self.task.newcomers
+        old = [i for i, order in enumerate(orders) if order.client not in new]
+        splits: list[tuple[str, Split, list[int]]] = [("client", settings.on, old)]
+        splits += [("train", "train", old)] if settings.train else []
+        splits += [("validation", "validation", old)] if self.side.holds_out else []
+        others = [i for i in range(len(orders)) if orders[i].client in new]
+        splits += [(NEWCOMER, settings.on, others)] if others else []
         details = []
-        for column, split in splits:
-            scores = lost_models.without_lost(self.engine.score(ctx, orders, downs, split))
+        for column, split, places in splits:
+            asked = [orders[i] for i in places], [downs[i] for i in places]
+            scores = lost_models.without_lost(self.engine.score(ctx, *asked, split))
             divergence.add(line, lost_models.lost_clients(scores, self.side.client_names))
+            if column == NEWCOMER:  # what all clients share is scored once
+                scores = replace(scores, whole=None)
             line |= evaluation.columns(scores, column)
             if column == "client":
                 line |= evaluation.unscored(scores, self.side.client_names)

@@ -24,6 +24,7 @@ from fedgist.errors import RecipeError, listed
 from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import ModelSection, Recipe
+from fedgist.world import newcomers
 from fedgist.world.availability import availability
 from fedgist.world.client_settings import client_settings
 from fedgist.world.graph import neighbors_of
@@ -81,7 +82,7 @@ class Members:
 
     ``count`` is the number of clients before a method merges them. ``row_counts`` holds the number
     of training rows of each client, or a bound on it. ``left_out`` are clients that never take
-    part.
+    part, and ``newcomers`` those that the recipe holds out.
     """
 
     clients: tuple[ClientInfo, ...]
@@ -90,6 +91,7 @@ class Members:
     pools: Mapping[str, Pool] = field(default_factory=dict)
     row_counts: Sequence[int] = ()
     left_out: frozenset[int] = frozenset()
+    newcomers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +144,7 @@ def task_of(
         main=next(iter(models.architectures)),
         clients_with=Counter(name for c in members.clients for name in c.architectures),
         common_starts=recipe.clients.init == "shared",
+        newcomers=members.newcomers,
         pools=members.pools,
         min_replies=recipe.privacy.min_replies,
         max_norm=recipe.clients.max_norm or math.inf,
@@ -203,12 +206,13 @@ def server_of(
     setup.method.check(task)
     task, spending = private_task(setup, task, clients, members.row_counts, say)
     online = availability(recipe.clients.availability, clients, random.fold(root, "online"))
-    online = without_clients(online, members.left_out)
+    online = without_clients(online, members.left_out | members.newcomers)
     neighbors = neighbors_of(recipe.clients.graph, setup.method, task, random.fold(root, "graph"))
     sizes = members.row_counts if simulated else None
     promised = () if spending is None else spending.notes(sizes)
     joined = notes_on_last_batches(task, clients, sizes)
-    notes = (*models.notes, *notes_on(members.left_out), *joined, *promised)
+    left_out = notes_on(members.left_out - members.newcomers)
+    notes = (*models.notes, *left_out, *newcomers.notes_on(task), *joined, *promised)
     about_data = facts.name, facts.summary, members.names, holds_out
     return ServerContext(
         *(setup, members.count, setup.method, task, clients, online, *about_data),

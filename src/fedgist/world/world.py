@@ -21,6 +21,7 @@ from fedgist.recipe.schema import Recipe
 from fedgist.world.data import divide, read_data, with_fates
 from fedgist.world.declared import check_facts, declared_facts
 from fedgist.world.model_sizes import Sizes
+from fedgist.world.newcomers import newcomers_of
 from fedgist.world.objective_choice import (
     check_method_reads,
     clients_with_too_few_rows,
@@ -135,7 +136,9 @@ def _members(
     train = parts.train.merged() if setup.method.merges_clients else parts.train
     nets = [[models.architectures[name] for name in client.architectures] for client in clients]
     few = clients_with_too_few_rows(train, setup.method, objective, nets)
-    return Members(clients, count, parts.names, pools, train.counts.tolist(), few), train
+    held_out = newcomers_of(setup, len(clients), parts.names)
+    about = clients, count, parts.names, pools, train.counts.tolist(), few
+    return Members(*about, held_out), train
 
 
 def _shared(public: Public, on_train: Examples, recipe: Recipe, parts: Partition) -> PublicRows:

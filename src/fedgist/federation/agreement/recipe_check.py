@@ -97,6 +97,10 @@ def _of_clients(recipe: Recipe) -> dict[str, tuple[bool, str]]:
             clients.availability != 1.0,
             online,
         ),
+        f"clients.held_out = {shown(clients.held_out)}": (
+            bool(clients.held_out),
+            "a site that does not connect is held out",
+        ),
         f"clients.delay = {clients.delay:g}": (
             clients.delay > 0,
             "replies are as late as they are",

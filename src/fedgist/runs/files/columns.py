@@ -25,6 +25,7 @@ from fedgist.core.objectives.metrics import ALL_ROWS, LOSS, METRICS, PROBES_BESI
 
 MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"
+NEWCOMER = "newcomer"  # the split of clients that never train
 COUNT, MISSING, COUNT_OF = "count", "missing", "_count"
 # of a round in which not all replied: clients that did in all stages, and clients that were needed
 COMPLETE, EXPECTED = "clients/complete", "clients/expected"
