@@ -18,6 +18,7 @@ from fedgist.data import PARTITIONS
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.partition import Partition, partition
+from fedgist.data.partition_rules import generator
 from fedgist.errors import DataError, InputError
 from fedgist.recipe.reading import make
 
@@ -56,9 +57,11 @@ NATURAL = replace(
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("iid", {}),
     ("dirichlet", {"alpha": 0.3}),
+    ("dirichlet", {"alpha": 0.3, "alpha_sizes": 0.7}),
     ("size", {"alpha": 0.7}),
     ("shards", {"classes_per_client": 6}),
     ("pathological", {"classes_per_client": 2}),
+    ("pathological", {"classes_per_client": 2, "alpha_sizes": 5.0}),
     ("natural", {}),
     ("pachinko", {"alpha_coarse": 0.3}),
 ]
@@ -287,6 +290,30 @@ def test_pathological_clients_have_exactly_so_many_classes(
     held = [holders.get(c, 0) for c in range(classes)]
     assert max(held) - min(held) <= 1
     assert set(rows) == {i for i, y in enumerate(data.y.tolist()) if holders[y]}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("dirichlet", {"alpha": 1e6}), ("pathological", {"classes_per_client": 6})],
+)
+def test_sizes_multiply_the_shares_of_classes(name: str, options: dict[str, Any]) -> None:
+    # rejects sizes that change which classes a client has, and sizes drawn for each class
+    def counts(alpha: float | None) -> Tensor:
+        sizes: dict[str, Any] = {} if alpha is None else {"alpha_sizes": alpha}
+        divided = partition(BIG, name, 5, random.key(4), **options, **sizes)
+        rows = [torch.bincount(BIG.y[divided.train[i]], minlength=6) for i in range(5)]
+        return torch.stack(rows).double()
+
+    plain, alike, mixed = counts(None), counts(1e9), counts(0.6)
+    assert (plain - alike).abs().max() <= 2
+    assert float(mixed.sum(1).max() / mixed.sum(1).min()) > 3
+    shares = mixed / mixed.sum(0)
+    assert (shares - shares.mean(1, keepdim=True)).abs().max() < 0.02  # one size in all classes
+    expected = generator(random.key(4), *SIZE_DRAWS[name]).dirichlet(np.full(5, 0.6))
+    np.testing.assert_allclose(shares.mean(1).numpy(), expected, atol=0.02)
+
+
+SIZE_DRAWS: dict[str, tuple[Any, ...]] = {"dirichlet": ("sizes", 0), "pathological": ("sizes",)}
 
 
 def test_natural_clients_keep_their_own_rows_in_order() -> None:

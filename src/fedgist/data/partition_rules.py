@@ -17,6 +17,7 @@ from fedgist.errors import DataError
 
 Ints = npt.NDArray[np.int64]
 Divided = tuple[list[Ints], list[Ints]]  # each client's training rows, and each client's test rows
+TINY = 1e-12  # of a client's size, below which a draw of a small alpha is 0
 DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large enough
 
 
@@ -45,6 +46,7 @@ def dirichlet(
     *,
     alpha: Positive = 0.5,
     min_size: PositiveInt = 1,
+    alpha_sizes: Positive | None = None,
 ) -> Divided:
     """Divide each class among the clients by proportions drawn from Dirichlet(alpha).
 
@@ -61,11 +63,15 @@ def dirichlet(
         Concentration of the classes. A smaller value gives each client fewer classes.
     min_size
         Minimum number of training rows per client.
+    alpha_sizes
+        Concentration of the clients' sizes, which then multiply their proportions. A smaller value
+        makes sizes differ more.
     """
     _positive(alpha, "partition.alpha")
     for attempt in range(DRAWS):
         draw = generator(key, "dirichlet", attempt)
         shares = draw.dirichlet(np.full(num_clients, alpha), data.num_classes)
+        shares = _with_sizes(shares, alpha_sizes, generator(key, "sizes", attempt))
         train, test = _divided_by(shares, data, key)
         if min(len(rows) for rows in train) >= max(1, min_size):
             return train, test
@@ -150,11 +156,17 @@ def _shards_by_class(y: Ints, num_classes: int, per_class: int) -> list[list[Int
 
 
 def pathological(
-    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: PositiveInt = 2
+    data: Dataset,
+    num_clients: int,
+    key: Tensor,
+    *,
+    classes_per_client: PositiveInt = 2,
+    alpha_sizes: Positive | None = None,
 ) -> Divided:
     """Give each client exactly ``classes_per_client`` classes, balanced over the classes.
 
-    A class is divided equally among its clients. The rows of a class without clients are not used.
+    A class is divided equally among its clients, or by their sizes if ``alpha_sizes`` is given. The
+    rows of a class without clients are not used.
 
     The name is that of McMahan et al. 2017, "Communication-efficient learning of deep networks from
     decentralized data", section 3, whose clients have at most two classes.
@@ -163,6 +175,9 @@ def pathological(
     ----------
     classes_per_client
         Exact number of classes per client.
+    alpha_sizes
+        Concentration of the clients' sizes, by which a class is then divided. A smaller value makes
+        sizes differ more.
     """
     if not 1 <= classes_per_client <= data.num_classes:
         raise DataError(
@@ -178,7 +193,7 @@ def pathological(
         shares[chosen, client] = 1.0
     held = holders > 0
     shares[held] /= shares[held].sum(1, keepdims=True)
-    return _divided_by(shares, data, key)
+    return _divided_by(_with_sizes(shares, alpha_sizes, generator(key, "sizes")), data, key)
 
 
 def natural(data: Dataset, num_clients: int, key: Tensor) -> Divided:
@@ -201,6 +216,23 @@ def natural(data: Dataset, num_clients: int, key: Tensor) -> Divided:
         return train, iid(data, num_clients, key)[1]
     clients_test = data.clients_test.numpy()
     return train, [np.flatnonzero(clients_test == client) for client in range(num_clients)]
+
+
+def _with_sizes(
+    shares: npt.NDArray[np.float64], alpha: float | None, draw: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Return shares (classes, clients), multiplied by sizes of clients drawn from Dirichlet(alpha).
+
+    Label and quantity skew are mixed in this way (Li, Diao, Chen, He 2022, "Federated learning on
+    non-IID data silos: an experimental study", section 5).
+    """
+    if alpha is None:
+        return shares
+    _positive(alpha, "partition.alpha_sizes")
+    sizes = draw.dirichlet(np.full(shares.shape[1], alpha))
+    both = shares * np.maximum(sizes, TINY)
+    mixed: npt.NDArray[np.float64] = both / np.maximum(both.sum(1, keepdims=True), TINY**2)
+    return mixed
 
 
 def _positive(alpha: float, key: str) -> None:
