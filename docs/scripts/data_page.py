@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.celeba import ADVICE as CELEBA
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, CifarFiles
+from fedgist.data.sources.femnist import ADVICE as FEMNIST
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, IdxFiles
 from fedgist.data.sources.stackoverflow import ADVICE as STACKOVERFLOW
@@ -27,7 +28,12 @@ KNOWN: dict[str, IdxFiles | CifarFiles] = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
 }
-WHERE = {**{name: files.advice for name, files in KNOWN.items()}, "celeba": CELEBA, "wisdm": WISDM}
+WHERE = {
+    **{name: files.advice for name, files in KNOWN.items()},
+    "celeba": CELEBA,
+    "femnist": FEMNIST,
+    "wisdm": WISDM,
+}
 WHERE |= {"stackoverflow": STACKOVERFLOW}
 
 

@@ -80,7 +80,7 @@ def test_wrong_options(name: str, options: dict[str, Any], message: str) -> None
         load_data(name, **options)
 
 
-DOWNLOADED = ["mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "wisdm"]
+DOWNLOADED = ["mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "femnist", "wisdm"]
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)

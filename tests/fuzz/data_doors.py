@@ -102,6 +102,14 @@ ARFF = """@relation r
 2,2,?,Jogging
 3,2,-1e3,Jogging
 """
+WRITERS = {
+    "users": ["f0", "f1"],
+    "num_samples": [2, 1],
+    "user_data": {
+        "f0": {"x": [[1.0] * 784, [0.5] * 784], "y": [0, 61]},
+        "f1": {"x": [[0.0] * 784], "y": [10]},
+    },
+}
 LEAF = {"users": ["1"], "num_samples": [2], "user_data": {"1": {"x": ["a.jpg"] * 2, "y": [0, 1]}}}
 
 
@@ -147,6 +155,10 @@ def formats() -> Mapping[str, tuple[Mapping[str, bytes], Mapping[str, Any]]]:
                 "celeba/raw/img_align_celeba/a.jpg": png_bytes("RGB", "JPEG"),
             },
             {"name": "celeba"},
+        ),
+        "leaf of writers": (
+            {"femnist/all_data/all_data.json": json.dumps(WRITERS).encode()},
+            {"name": "femnist"},
         ),
         "cifar": (
             {

@@ -25,6 +25,7 @@ SOURCES: Registry[Callable[..., Dataset | SplitTexts]] = Registry(
         "cifar10": "fedgist.data.sources.cifar:cifar10",
         "cifar100": "fedgist.data.sources.cifar:cifar100",
         "celeba": "fedgist.data.sources.celeba:celeba",
+        "femnist": "fedgist.data.sources.femnist:femnist",
         "wisdm": "fedgist.data.sources.wisdm:wisdm",
         "diabetes": "fedgist.data.sources.diabetes:diabetes",
         "shapes": "fedgist.data.sources.shapes:shapes",

@@ -10,7 +10,7 @@ import numpy as np
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.image_folder import read_images
 from fedgist.data.sources.image_pixels import size_of, stacked_images
-from fedgist.data.sources.leaf_file import Sample, read_leaf
+from fedgist.data.sources.leaf_file import Sample, leaf_files, read_leaf
 from fedgist.data.sources.locations import absent, data_root
 from fedgist.data.sources.splits import Split, dataset, last_of_each
 from fedgist.errors import DataError
@@ -78,16 +78,11 @@ def celeba(*, image_size: int | list[int] = 84, root: Path | None = None) -> Dat
 
 def _samples(base: Path) -> tuple[Sequence[Sample], int]:
     """Return all samples, training samples first, and the number of training samples."""
-    train, test, whole = (
-        sorted((base / "celeba" / name).glob("*.json")) for name in ("train", "test", "all_data")
-    )
-    if train and test:
-        first = [sample for file in train for sample in read_leaf(file)]
-        return [*first, *(sample for file in test for sample in read_leaf(file))], len(first)
-    if not whole:
+    files = leaf_files(base, NAME)
+    if files is None:
         raise absent(NAME, "celeba/all_data/*.json", base, ADVICE)
-    samples = [sample for file in whole for sample in read_leaf(file)]
-    return samples, len(samples)
+    first, held = ([s for file in some for s in read_leaf(file)] for some in files)
+    return [*first, *held], len(first)
 
 
 def _name(sample: Sample) -> str:

@@ -47,6 +47,19 @@ def read_leaf(path: Path) -> list[Sample]:
     ]
 
 
+def leaf_files(base: Path, name: str) -> tuple[list[Path], list[Path]] | None:
+    """Return LEAF's files of training and of test samples in the folder ``name``.
+
+    The second list is empty if LEAF has not split the samples. None: there are no files.
+    """
+    train, test, whole = (
+        sorted((base / name / folder).glob("*.json")) for folder in ("train", "test", "all_data")
+    )
+    if train and test:
+        return train, test
+    return (whole, []) if whole else None
+
+
 def _samples(path: Path, user: str, count: object, entry: object) -> Iterator[Sample]:
     location = f"{path}, user {user!r:.80}"
     xs, ys = (_field(entry, key, list, location) for key in ("x", "y"))
