@@ -230,8 +230,9 @@ def by_client(
     """Return the same examples, each row normalized by its own client's training rows."""
     mean, std = client_moments(data, parts.train)
     factor, offset = _factor_and_offset(data.facts, mean, std, str(on_train.x.device))
-    train = _owners([parts.train, parts.validation], len(data.y), "training")
-    test = _owners([parts.test], len(data.y_test), "test")
+    setting = "data.normalize = 'client'"
+    train = owners([parts.train, parts.validation], len(data.y), "training", setting)
+    test = owners([parts.test], len(data.y_test), "test", setting)
     device = on_train.x.device
     return (
         replace(on_train, factor=factor, offset=offset, owner=train.to(device)),
@@ -250,12 +251,18 @@ def _factor_and_offset(
     return factor, offset
 
 
-def _owners(parts: Sequence[Rows], count: int, split: str) -> Tensor:
-    """Return the client of each of ``count`` rows (count,), -1 for rows without a client."""
+def owners(parts: Sequence[Rows], count: int, split: str, setting: str) -> Tensor:
+    """Return the client of each of ``count`` rows (count,), -1 for rows without a client.
+
+    Raises
+    ------
+    DataError
+        If a row belongs to several clients, which the ``setting`` cannot have.
+    """
     rows = torch.cat([part.rows for part in parts])
     if (shared := (rows.bincount(minlength=1) > 1).nonzero()).numel():
         raise DataError(
-            f"data.normalize = 'client' needs rows of one client each, and {split} row "
+            f"{setting} needs rows of one client each, and {split} row "
             f"{int(shared[0])} belongs to several"
         )
     owner = torch.full((count,), ABSENT)

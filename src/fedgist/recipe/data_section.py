@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from fedgist.core.bounds import BelowOne, Fraction, NonNegativeInt, Positive, PositiveInt
+from fedgist.core.bounds import (
+    BelowOne,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Share,
+)
 from fedgist.data import Augmentation
 from fedgist.data.division import Division, Within
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
@@ -93,6 +101,25 @@ class WordsSection(BaseModel):
 
     Use it if the training texts of the clients must not be seen together.
     """
+
+
+class ShiftSection(BaseModel):
+    """How images differ between clients. Client i of N has more of it than client i - 1."""
+
+    model_config = CLOSED
+
+    rotate: NonNegative = 0.0
+    """Degrees by which the last client's images are turned to the left; the first's are not."""
+    color: Share = 0.0
+    """Each client multiplies each channel by a factor from 1 - ``color`` to 1 + ``color``."""
+    noise: NonNegative = 0.0
+    """Deviation of the noise in the last client's images; 1 is the range of their numbers."""
+
+    @model_validator(mode="after")
+    def _shifts(self) -> ShiftSection:
+        if not (self.rotate or self.color or self.noise):
+            raise ValueError("give rotate, color or noise")
+        return self
 
 
 class Data(OpenSection):
@@ -197,6 +224,8 @@ class Data(OpenSection):
     The columns ``eval/validation/...`` then hold the mean score of the server's models on these
     rows.
     """
+    shift: ShiftSection | None = None
+    """How images differ between clients: the same classes look another way."""
     augment: tuple[Augmentation, ...] = ()
     """Augmentations of training images. The order in the list does not matter.
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from fedgist.core import random
 from fedgist.core.objectives.objective import Objective
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
+from fedgist.data.feature_shift import shifted
 from fedgist.data.partition import Partition
 from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import RecipeError, first_line
@@ -73,6 +75,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         check_facts(declared_facts(setup), data)
     objective = objective_of(setup, data.facts)
     parts = divide(setup, data)
+    data = _shifted(recipe, data, parts)
     public = public or rows_of_client(recipe, data, parts)
     check_method_reads(setup.method, objective)
     models = Models.of(setup, Sizes.of(data.facts, objective), parts.names)
@@ -93,6 +96,14 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     population = Population(members.clients, on_train, on_test, *rows)
     population = _with_own_moments(population, recipe.data.normalize, data, parts)
     return World(side, data, parts, population, hosting, public)
+
+
+def _shifted(recipe: Recipe, data: Dataset, parts: Partition) -> Dataset:
+    """Return the data with each client's images as that client sees them, if a recipe says so."""
+    if (shift := recipe.data.shift) is None:
+        return data
+    key = random.key(recipe.seed, "feature shift")
+    return shifted(data, parts, key, rotate=shift.rotate, color=shift.color, noise=shift.noise)
 
 
 def _examples(

@@ -69,6 +69,7 @@ def _refuse(problems: Mapping[str, tuple[bool, str]]) -> None:
 def _of_data(recipe: Recipe) -> dict[str, tuple[bool, str]]:
     data, public = recipe.data, recipe.data.public
     problems = {
+        "data.shift": (data.shift is not None, "sites have images of their own"),
         "data.train_rows": (data.train_rows is not None, "a site uses all rows that it names"),
         f"data.long_tail = {data.long_tail:g}": (
             data.long_tail < 1,
