@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,3 +151,46 @@ def test_a_truncated_or_changed_image_is_an_error_or_data(
         load_data("folder", path=tmp_path, image_size=4, test_fraction=0)
     except DataError as error:
         assert str(path) in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("own_tests", [False, True])
+def test_domains_are_clients(tmp_path: Path, *, own_tests: bool) -> None:
+    # rejects labels that are domains, and images under the client of another domain
+    drawn = {}
+    for domain, count in (("sketch", 3), ("photo", 2)):
+        for label in ("dog", "cat") if domain == "photo" else ("cat",):
+            for number in range(count):
+                below = (
+                    tmp_path / domain / "train" / label if own_tests else tmp_path / domain / label
+                )
+                image = picture(below / f"{number}.png")
+                drawn[image.tobytes()] = (domain, label)
+        if own_tests:
+            drawn[picture(tmp_path / domain / "test" / "cat" / "t.png").tobytes()] = (domain, "cat")
+    how: dict[str, Any] = {} if own_tests else {"test_fraction": 0.5}
+    data = load_data("folder", path=tmp_path, domains=True, **how)
+    assert data.client_names == ("photo", "sketch")
+    assert data.classes == ("cat", "dog")
+    splits = (data.x, data.y, data.clients), (data.x_test, data.y_test, data.clients_test)
+    seen = 0
+    for x, y, clients in splits:
+        assert clients is not None
+        for image, label, client in zip(x, y, clients, strict=True):
+            found = drawn[image.permute(1, 2, 0).contiguous().numpy().tobytes()]
+            assert found == (data.client_names[int(client)], data.classes[int(label)])
+            seen += 1
+    assert seen == len(drawn)
+
+
+def test_domains_need_folders_and_tests_of_all_or_of_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no folders of domains"):
+        load_data("folder", path=tmp_path, domains=True)
+    picture(tmp_path / "a" / "train" / "cat" / "1.png")
+    picture(tmp_path / "a" / "test" / "cat" / "1.png")
+    picture(tmp_path / "b" / "cat" / "1.png")
+    with pytest.raises(DataError, match=r"'a' has test images of its own, and 'b' not"):
+        load_data("folder", path=tmp_path, domains=True)
+    picture(tmp_path / "c" / "1.png")
+    (tmp_path / "a" / "test" / "cat" / "1.png").unlink()
+    with pytest.raises(DataError):
+        load_data("folder", path=tmp_path, domains=True)

@@ -68,6 +68,7 @@ def folder(
     division: Division = USUAL,
     classes: Sequence[str] = (),
     read: Read = "auto",
+    domains: bool = False,
 ) -> Dataset:
     """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or val/), or from PATH/CLASS/.
 
@@ -85,6 +86,9 @@ def folder(
         Names of the classes in the order of their numbers.
     read
         Whether images are decoded once or when they are used.
+    domains
+        Whether the folders in PATH are domains (photos and sketches, or hospitals), each with
+        folders as above. Each domain is a natural client, called by its folder.
 
     Notes
     -----
@@ -105,22 +109,49 @@ def folder(
         image_size = 32
     """
     top = existing(path, folder=True)
-    train, test, notes = _split_folders(top)
+    trains, tests, notes = _places(top, _folders(top) if domains else [top])
     stated = replace(division, fraction=test_fraction)
-    if test is not None:
-        stated.refuse(f"there is a folder {test.name!r}")
-    train_files = _labelled_files(train)
-    test_files = [] if test is None else _labelled_files(test)
+    if tests:
+        stated.refuse(f"there is a folder {tests[0][1].name!r}")
+    train_files, test_files = (
+        [(*one, owner) for owner, below in some for one in _labelled_files(below)]
+        for some in (trains, tests)
+    )
     files = train_files + test_files
     losses = Counter[str]()
-    x = _images([file for file, _ in files], size_of(image_size), top.name, read, losses)
-    notes += notes_on_files([train] if test is None else [train, test])
+    x = _images([file for file, *_ in files], size_of(image_size), top.name, read, losses)
+    notes += notes_on_files([below for _, below in (*trains, *tests)])
     notes += [f"images that lose {loss}: {count}" for loss, count in losses.items()]
-    labels = np.array([label for _, label in files], dtype=object)
-    rows, is_test = Split(x, labels), np.arange(len(files)) >= len(train_files)
-    parts = (rows,) if test is None else (rows.take(~is_test), rows.take(is_test))
+    labels, owners = (np.array([file[k] for file in files], dtype=object) for k in (1, 2))
+    rows = Split(x, labels, owners if domains else None)
+    is_test = np.arange(len(files)) >= len(train_files)
+    parts = (rows.take(~is_test), rows.take(is_test)) if tests else (rows,)
     data = dataset(top.name, *parts, division=stated, classes=classes)
     return replace(data, notes=(*data.notes, *notes))
+
+
+Named = list[tuple[str, Path]]  # a folder, by the name of its domain
+
+
+def _places(top: Path, domains: Sequence[Path]) -> tuple[Named, Named, list[str]]:
+    """Return the folders of training images and of test images of each domain, and notes."""
+    if not domains:
+        raise DataError(f"{top} has no folders of domains")
+    trains: Named = []
+    tests: Named = []
+    notes = []
+    for domain in domains:
+        train, test, some = _split_folders(domain)
+        trains.append((domain.name, train))
+        tests += [] if test is None else [(domain.name, test)]
+        notes += some
+    have = [name for name, _ in tests]
+    if have and (lack := [name for name, _ in trains if name not in have]):
+        raise DataError(
+            f"{have[0]!r} has test images of its own, and {listed(map(repr, lack))} not: give them "
+            "to all domains or to none"
+        )
+    return trains, tests, notes
 
 
 def _images(
