@@ -180,7 +180,12 @@ def test_the_command_prints_and_draws_them(tmp_path: Path) -> None:
     assert shown.output.index("fedproto") < shown.output.index("fedlog")
     text = figure.read_text()
     assert text.startswith("<?xml")
-    for wrong in (["--by", "model"], ["--format", "csv"], ["--reference", "local"]):
+    for wrong in (
+        ["--by", "model"],
+        ["--format", "csv"],
+        ["--reference", "local"],
+        ["--target-accuracy", "9"],
+    ):
         refused = CliRunner().invoke(app, [*command[:3], *wrong])
         assert "--ranks has no" in str(refused.exception) + refused.output
     alone = CliRunner().invoke(app, [*command[:2], "--figure", str(figure)])
@@ -201,3 +206,16 @@ def test_the_picture_has_a_mark_for_each_group(tmp_path: Path) -> None:
     texts = " ".join(text.get_text() for text in axes.texts)
     assert all(name in texts for name in (*ranks.methods, "critical difference"))
     assert [row[0] for row in picture.table[1:]] == list(ranks.methods)
+
+
+def test_what_limits_the_ranks_is_said(tmp_path: Path) -> None:
+    runs_in(tmp_path, {(m, d, 0): 0.5 for m in ("fedlog", "fedavg") for d in DATA[:2]})
+    raw = {"data": {"name": "mnist"}, "train": {"lr": 0.3}}
+    write_run(tmp_path / "stopped", [0.4], method="local", raw=raw, result=False, planned=5)
+    raw = {"data": {"name": "fashion_mnist"}, "train": {"lr": 0.3}}
+    write_run(tmp_path / "empty", [], method="local", raw=raw)
+    notes = " ".join(of(tmp_path).notes)
+    assert "stopped is unfinished: its last value counts" in notes
+    assert "empty is left out: it has no 'eval/client/accuracy_mean'" in notes
+    assert "runs also differ in train.lr" in notes
+    assert "fashion_mnist is left out: it lacks local" in notes

@@ -181,7 +181,13 @@ def compare(
     fedgist compare runs/a runs/b --label "FedLog (ours)=runs/a"
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
-    given = {"--by": by, "--columns": columns, "--reference": reference, "--order": order}
+    given: dict[str, object] = {
+        "--by": by,
+        "--columns": columns,
+        "--reference": reference,
+        "--order": order,
+    }
+    given |= {"--target-accuracy": target_accuracy}
     beside = next((name for name, value in given.items() if value is not None), "")
     if ranks and (beside or chosen_form in {"csv", "json"}):
         raise ReportError(

@@ -107,8 +107,13 @@ def ranks_of(runs: Sequence[FinishedRun], metric: str | None = None) -> Ranks:
         if first is not run:
             notes.append(_repeated(entrant, block, first, run))
             continue
-        if (value := run.last(metric)) is not None:
-            values.setdefault(entrant, {}).setdefault(block, {})[draw_of(run)] = value
+        if (value := run.last(metric)) is None:
+            notes.append(f"{run.folder} is left out: it has no {metric!r}")
+            continue
+        if not run.finished:
+            notes.append(f"{run.folder} is unfinished: its last value counts")
+        values.setdefault(entrant, {}).setdefault(block, {})[draw_of(run)] = value
+    notes += _unlike(list(firsts.values()))
     names, everywhere = list(values), [b for b in dict.fromkeys(blocks) if _in_all(values, b)]
     if len(names) == 1 or not everywhere:
         raise ReportError(
@@ -216,6 +221,20 @@ def _repeated(entrant: str, block: str, first: FinishedRun, run: FinishedRun) ->
             f"in {listed(sorted(differing))}: leave one out, or name it with --label"
         )
     return f"{run.folder} repeats {first.folder} and is left out"
+
+
+def _unlike(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return a note on settings that differ between runs beside their methods and blocks."""
+    stated = [{**defaults(), **flat(run.recipe)} for run in runs]
+    keys = dict.fromkeys(key for settings in stated for key in settings)
+    differing = [
+        key
+        for key in keys
+        if role_of(key) is None
+        and not key.startswith(("method.", *OF_BLOCKS))
+        and len({_text(settings.get(key)) for settings in stated}) > 1
+    ]
+    return [f"runs also differ in {listed(sorted(differing))}"] if differing else []
 
 
 def _blocks(count: int) -> str:
