@@ -2,7 +2,7 @@
 
 Images of client i of N are turned, coloured and made noisy by amounts that grow with i, so that
 what a class looks like differs between clients and its share does not (Li, Diao, Chen, He 2022,
-"Federated learning on non-IID data silos: an experimental study", section 4.2, for noise).
+"Federated learning on non-IID data silos: an experimental study", for noise).
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def _with_sizes(
     """Return shares (classes, clients), multiplied by sizes of clients drawn from Dirichlet(alpha).
 
     Label and quantity skew are mixed in this way (Li, Diao, Chen, He 2022, "Federated learning on
-    non-IID data silos: an experimental study", section 5).
+    non-IID data silos: an experimental study").
     """
     if alpha is None:
         return shares
