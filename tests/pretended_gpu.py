@@ -127,9 +127,8 @@ class _Names(TorchFunctionMode):
         args, kwargs = changed(str | torch.device, renamed, (args, kwargs or {}))
         if func is Tensor.tolist and isinstance(args[0], OnGPU):
             args = (args[0].cpu(),)
-        if func in {Tensor.__getitem__, Tensor.__setitem__} and isinstance(args[1], tuple):
-            rows = tuple(torch.tensor(i) if isinstance(i, list) else i for i in args[1])
-            args = (args[0], rows, *args[2:])
+        if func in {Tensor.__getitem__, Tensor.__setitem__}:
+            args = (args[0], changed(list, torch.tensor, args[1]), *args[2:])
         if func is torch.tensor and "device" in kwargs:  # its copy would ask no mode
             device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)
