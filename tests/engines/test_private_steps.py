@@ -40,7 +40,7 @@ def private_world(steps: PrivateSteps, **sections: Any) -> World:
 def trained(small: World, plan: Plan) -> tuple[Cohort, Clients, Clients]:
     """All clients before and after one round's training."""
     cohort, before = asked(small, plan)
-    after, _ = local_training.train(cohort, before, small.server.method.phases(cohort.ctx))
+    after, *_ = local_training.train(cohort, before, small.server.method.phases(cohort.ctx))
     return cohort, before, after
 
 
@@ -102,7 +102,9 @@ def test_an_empty_draw_is_noise_alone_of_the_right_size() -> None:
     draws = []
     for seed in range(12):
         keyed = replace(empty, ctx=replace(cohort.ctx, key=random.key(seed)))
-        after, losses = local_training.train(keyed, before, small.server.method.phases(keyed.ctx))
+        after, losses, _ = local_training.train(
+            keyed, before, small.server.method.phases(keyed.ctx)
+        )
         assert not losses.any()
         moved = after.net.params["1.weight"] - before.net.params["1.weight"]
         draws.append(moved.flatten())
@@ -170,7 +172,7 @@ def test_the_loss_of_a_round_is_the_mean_over_the_rows_seen() -> None:
     # rejects the mean over batches: the last one of 11 rows has 3
     small = world("fedlog", train={"batch_size": 4, "lr": 1e-12, "local_epochs": 1})
     cohort, before = asked(small, Plan(5))
-    _, losses = local_training.train(cohort, before, small.server.method.phases(cohort.ctx))
+    _, losses, _ = local_training.train(cohort, before, small.server.method.phases(cohort.ctx))
     for k, client in enumerate(cohort.ids.tolist()):
         rows, params = small.population.train[client], before.net.params
         z = torch.relu(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import fedgist
+from counted_steps import CountsSteps, batches
 from drifting_clients import DECAY, LR, Clients, Floats, shared, start_of
-from fedgist.core.method import Batch, Context, Method, Net, Phase
+from fedgist.core.method import Phase
 from fedgist.core.privacy import Privacy, PrivateSteps
 from fedgist.core.training import Work
-from fedgist.core.tree import Tree, tree
 from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError
 from fedgist.testing.small_worlds import ALONE, SIZES, trace, world
@@ -28,35 +27,6 @@ from fedgist.world.privacy_budget import _private_steps
 Tables = Mapping[str, Mapping[str, Any]]
 
 
-@tree
-class Taken:
-    """A number that grows by the learning rate in each step, and the steps that are expected."""
-
-    so_far: Tensor
-    expected: Tensor
-
-
-@dataclass(frozen=True)
-class CountsSteps(Method):
-    """A method whose clients count their steps by training, without an optimizer's memory."""
-
-    def init_client(self, net: Net, ctx: Context) -> Taken:
-        return Taken(torch.zeros(()), torch.zeros(()))
-
-    def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        return (Phase(("own.so_far",)),)
-
-    def loss(self, net: Net, batch: Batch, own: Taken, down: Tree, ctx: Context) -> Tensor:
-        return -own.so_far
-
-    def upload(
-        self, net: Net, own: Taken, sums: Any, down: Tree, ctx: Context
-    ) -> tuple[Tree, Tree]:
-        message, _ = super().upload(net, own, sums, down, ctx)
-        steps = ctx.local_steps(sums.rows.long())
-        return message, replace(own, expected=own.expected + steps)
-
-
 def taken(tables: Tables, train: Mapping[str, Any], plan: Plan) -> list[float]:
     """Return each client's steps of one round."""
     about = {"train": {"lr": 0.5, **train}, "clients": {"settings": tables}}
@@ -64,10 +34,6 @@ def taken(tables: Tables, train: Mapping[str, Any], plan: Plan) -> list[float]:
     steps = state["clients/mlp/own/so_far"] / 0.5
     assert torch.equal(steps, state["clients/mlp/own/expected"])
     return [float(one) for one in steps]
-
-
-def batches(size: int) -> int:
-    return -(-size // 4)  # small_worlds.TRAIN
 
 
 @pytest.mark.parametrize("plan", [ALONE, Plan(2), Plan(5)])

@@ -41,6 +41,20 @@ def test_a_site_says_how_long_it_trains(tmp_path: Path) -> None:
     compare(lines, expected, loss=1e-4)
 
 
+@pytest.mark.slow
+def test_sites_stop_when_their_time_is_over_and_a_simulation_repeats_them(tmp_path: Path) -> None:
+    limit: dict[str, Any] = {"round_seconds": 0.2, "local_epochs": 2_000}
+    write_rows(tmp_path)
+    raw = recipe("fednova", 2, **SAME, federation=ALL, train=limit)
+    Kits.make(tmp_path).serve(raw, tmp_path)
+    lines = read_lines(tmp_path / "run/rounds.jsonl")
+    assert [entry["name"] for entry in lines[-1]["steps"]] == list(NAMES)
+    again = recipe("fednova", 2, **SAME, train=limit | {"steps_of": str(tmp_path / "run")})
+    expected = simulated(again).rounds
+    compare(lines, expected, loss=1e-4)
+    assert [line["steps"] for line in expected] == [line["steps"] for line in lines]
+
+
 def part_of(folder: Path, text: str, raw: dict[str, Any]) -> object:
     write_rows(folder)
     (folder / "ulm.toml").write_text('state = "ulm"\n[data]\n' + DATA.format(name="ulm") + text)

@@ -159,9 +159,11 @@ class Context:
         """Return how many steps a client with so many ``rows`` takes in a phase without a count.
 
         The result has the shape of ``rows``. A client without enough rows for a batch takes none.
+        If its time was over before, these are the steps that its first phase took.
         """
         work = self.work or self.task.training.work
-        return self.task.steps_of(rows, self.architecture, work)
+        steps = self.task.steps_of(rows, self.architecture, work)
+        return steps.clamp(max=work.most[0]) if work.most else steps
 
     @property
     def rate(self) -> float:

@@ -144,10 +144,14 @@ class Schedule(BaseModel):
 
 @dataclass(frozen=True)
 class Work:
-    """How long a client trains in a phase: passes over its rows, or steps if they are given."""
+    """How long a client trains in a phase: passes over its rows, or steps if they are given.
+
+    ``most`` are the most steps of each phase of a stage; none means that no phase is cut.
+    """
 
     epochs: float = 1
     steps: int | None = None
+    most: tuple[int, ...] = ()
 
 
 class Training(BaseModel):
@@ -175,6 +179,17 @@ class Training(BaseModel):
     """Number of local steps in a round, in place of ``local_epochs``.
 
     All clients then take as many, whatever their rows are.
+    """
+    round_seconds: Positive | None = None
+    """Seconds after which a site ends its training of a stage, with the step that it is in.
+
+    For federations with machines of unlike speed. ``local_epochs`` or ``local_steps`` is then the
+    most that a site does. The number of its steps is in its reply and in the record.
+    """
+    steps_of: str = ""
+    """The directory of a federation's run: a simulation takes as many steps as it says.
+
+    It repeats a federation with ``round_seconds``.
     """
     batch_size: PositiveInt = 10
     """Number of training rows per local step."""

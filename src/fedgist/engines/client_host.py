@@ -8,7 +8,7 @@ client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +37,11 @@ from fedgist.engines.message_form import addable, form_of_stack, screen_uploads
 from fedgist.engines.plans.layout import with_layout
 from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings, OwnSettings, Population
-from fedgist.errors import CheckpointError
+from fedgist.errors import CheckpointError, RecipeError
 from fedgist.training import cohort as cohorts
 from fedgist.training import inference, local_training
 from fedgist.training.client_store import ClientStore
-from fedgist.training.cohort import Clients, Cohort
+from fedgist.training.cohort import Clients, Cohort, with_steps
 
 
 class ClientHost:
@@ -84,7 +84,12 @@ class ClientHost:
         clients = cohorts.receive(cohort, self.clients(sent))
         phases = self.method.phases(cohort.ctx)
         lr_factor = self.task.training.lr_factor(sent.round)
-        clients, losses = local_training.train(cohort, clients, phases, lr_factor)
+        self._check_steps(sent, lambda taken: len(taken) == len(phases))
+        seconds = self.task.training.round_seconds
+        clients, losses, steps = local_training.train(cohort, clients, phases, lr_factor, seconds)
+        self._check_steps(sent, lambda taken: taken == steps)
+        if seconds is not None:
+            cohort = with_steps(cohort, steps)
         if sent.round == self.task.training.num_rounds:  # in earlier rounds, the next loss tells
             losses = of_finite(losses, clients.net.params)
         message, clients = inference.upload(cohort, clients)
@@ -99,7 +104,22 @@ class ClientHost:
         message, refused = screen_uploads(message, self.forms[key], len(sent.ids))
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
         payload = sum(sizes[k] for k in accepted)
-        return Trained(accepted, refused, message, losses if phases else None, payload)
+        losses_shown = losses if phases else None
+        return Trained(accepted, refused, message, losses_shown, payload, steps)
+
+    def _check_steps(self, sent: SentCohort, fits: Callable[[tuple[int, ...]], bool]) -> None:
+        """Raise RecipeError unless each client's steps in the run that is repeated fit."""
+        steps = self.settings.steps
+        if steps is None:
+            return
+        for client in sent.ids:
+            taken = steps.get((sent.round, sent.stage, client, sent.architecture), ())
+            if not fits(taken):
+                raise RecipeError(
+                    f"train.steps_of: in round {sent.round}, stage {sent.stage!r}, client {client} "
+                    f"took the steps {list(taken)} there: its answer was not used, or the recipe "
+                    "is another"
+                )
 
     def score(
         self, sent: SentCohort, split: Split, *, tuned_only: bool = False
@@ -153,7 +173,8 @@ class ClientHost:
     def cohort(self, sent: SentCohort) -> Cohort:
         """Return the cohort of a request, for the trainer."""
         device = self.settings.device
-        name, work = sent.architecture, self.settings.work(sent.ids[0])
+        name, usual = sent.architecture, self.task.training.work
+        work = self.settings.length((sent.round, sent.stage, sent.ids[0], name), usual)
         about = self.key, self._task(name), sent.round, sent.stage
         ctx = Context(*about, architecture=name, work=work)
         table = self.population.table("train", sent.ids).to(device)

@@ -57,7 +57,7 @@ class PredictRequest:
 class Trained:
     """The accepted uploads or their sum, refused clients, mean losses (K,), and upload bytes.
 
-    There are no losses if nothing is trained.
+    There are no losses if nothing is trained. ``steps`` are those of each phase.
     """
 
     accepted: tuple[int, ...] = field(metadata=STATIC)  # places in the cohort
@@ -65,3 +65,4 @@ class Trained:
     message: Tree
     losses: Tensor | None
     payload_bytes: int = field(metadata=STATIC)  # of the accepted uploads
+    steps: tuple[int, ...] = field(metadata=STATIC)

@@ -149,7 +149,8 @@ class Answer:
     answer, each with the reason. ``losses`` are the mean training losses of the clients that share
     them. ``upload_bytes`` is the payload of all accepted uploads, by architecture. ``wire_bytes``
     are the bytes on the network, up and down, if there is one. ``events`` are sentences for the
-    record about requests that were repeated, and replies that were dropped.
+    record about requests that were repeated, and replies that were dropped. ``steps`` are those
+    that each client took in the stage's phases, if its time was limited.
     """
 
     subtotals: tuple[Subtotal, ...] = ()
@@ -160,6 +161,7 @@ class Answer:
     upload_bytes: Mapping[str, int] = field(default_factory=dict)
     wire_bytes: tuple[int, int] | None = None
     events: tuple[str, ...] = ()
+    steps: Mapping[Asked, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -75,6 +75,7 @@ class LocalEngine:
         cohorts_sent = list(self._cut(ctx, orders, downs, "train"))
         results: list[Trained] = self.pool.run([TrainRequest(sent) for sent in cohorts_sent])
         losses, refused, subtotals, each, sizes = {}, [], [], [], Counter[str]()
+        steps: dict[Asked, tuple[int, ...]] = {}
         order_of = {(o.client, o.architecture): o for o in orders}
         for sent, trained in zip(cohorts_sent, results, strict=True):
             participants = [Asked(client, sent.architecture) for client in sent.ids]
@@ -82,6 +83,8 @@ class LocalEngine:
             if self.settings.share_measurements and trained.losses is not None:
                 means = trained.losses.tolist()
                 losses.update({participants[k]: means[k] for k in trained.accepted})
+            if self.task.training.round_seconds is not None:
+                steps.update({participants[k]: trained.steps for k in trained.accepted})
             if not trained.accepted:
                 continue
             sizes[sent.architecture] += trained.payload_bytes
@@ -101,6 +104,7 @@ class LocalEngine:
             tuple(sorted(refused)),
             losses=dict(sorted(losses.items())),
             upload_bytes=sizes,
+            steps=dict(sorted(steps.items())),
         )
 
     def score(
@@ -167,9 +171,10 @@ class LocalEngine:
 
         # of one length of training: the clients of a cohort with most rows take most steps
         def group(i: int) -> tuple[int, str, str]:
-            client = orders[i].client
-            work = self.host.settings.work(client)
-            return self._shard(client), orders[i].architecture, "" if work is None else str(work)
+            client, name = orders[i].asked
+            key, usual = (ctx.round, ctx.stage, client, name), self.task.training.work
+            work = self.host.settings.length(key, usual)
+            return self._shard(client), name, "" if work is None else str(work)
 
         # then by steps, then by client: independent of the order of arrival
         def rank(i: int) -> tuple[tuple[int, str, str], int, int]:

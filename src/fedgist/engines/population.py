@@ -80,6 +80,9 @@ class Population:
 Features = Literal["kept", "anew", "raw", "blank"]
 
 
+StepsKey = tuple[int, str, int, str]  # a round, a stage, a client, an architecture
+
+
 @dataclass(frozen=True)
 class OwnSettings:
     """A client's own settings of the method, and how long it trains; None is as all others."""
@@ -103,8 +106,17 @@ class HostSettings:
     feature_memory: int | None = None  # bytes; None: a quarter of the usable memory
     # clients' own settings, if they have any
     own: Mapping[int, OwnSettings] = field(default_factory=dict)
+    # the steps of each phase in the federation that a simulation repeats, if it does
+    steps: Mapping[StepsKey, tuple[int, ...]] | None = None
 
     def work(self, client: int) -> Work | None:
         """Return how long a client trains, if it has a length of its own."""
         own = self.own.get(client)
         return None if own is None else own.work
+
+    def length(self, key: StepsKey, usual: Work) -> Work | None:
+        """Return how long a client trains in a stage, if it differs from the usual length."""
+        work = self.work(key[2])
+        if self.steps is None:
+            return work
+        return replace(work or usual, most=self.steps.get(key, ()))

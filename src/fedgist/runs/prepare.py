@@ -19,6 +19,7 @@ from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
 from fedgist.runs.evaluation import check_evaluation, scoring_notes
 from fedgist.runs.ray_engine import ray_engine
+from fedgist.runs.repeated_steps import repeated_steps
 from fedgist.runs.round import start_server
 from fedgist.wire.delayed_engine import DelayedEngine, by_chance
 from fedgist.wire.loopback_engine import LoopbackEngine
@@ -94,6 +95,9 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
     settings, section = hosting_of(world), recipe.engine
     if workers is not None:
         settings = replace(settings, workers=workers)
+    settings = replace(settings, steps=repeated_steps(side))
+    if section.name == "ray" and settings.steps is not None:
+        raise RecipeError("train.steps_of: engine.name = 'ray' has no part in it: use 'local'")
     shards = 1 if section.shards == "auto" else section.shards
     _check_shards(world, shards)
     engine: Engine

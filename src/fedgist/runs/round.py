@@ -285,7 +285,8 @@ class ServerRun:
             used = [part for part in used if not wrong.keys() & set(part.asked)]
             each = [part for part in each if part.order.asked not in wrong]
         replies = gather(totals, each, self.side.setup.recipe.privacy.min_replies)
-        record.answered(answer, [recipient for part in used for recipient in part.asked], replies)
+        recipients = [recipient for part in used for recipient in part.asked]
+        record.answered(answer, recipients, replies, ctx.stage)
         unused = [part for part in parts if not usable(part)]
         record.too_late((recipient, part.round) for part in unused for recipient in part.asked)
         return replies

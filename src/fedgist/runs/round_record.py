@@ -18,6 +18,7 @@ from fedgist.runs.files.columns import (
     DIVERGED,
     DOWN_BYTES,
     EXPECTED,
+    STEPS,
     TRAIN_LOSS,
     UP_BYTES,
 )
@@ -49,7 +50,7 @@ class PartialRound:
 def under_way(table: Line) -> PartialRound:
     """Return the partial round that :meth:`PartialRound.plain` converted."""
     record = dict(table["record"])
-    for name in ("refused", "absent", "losses"):
+    for name in ("refused", "absent", "losses", "steps"):
         record[name] = [(Asked(*recipient), value) for recipient, value in record[name]]
     record["asked"] = [Asked(*recipient) for recipient in record["asked"]]
     record["pools"] = tuple(record["pools"])
@@ -88,6 +89,7 @@ class RoundRecord:
     refused: list[tuple[Asked, str]] = field(default_factory=list)
     absent: list[tuple[Asked, str]] = field(default_factory=list)
     losses: list[tuple[Asked, float]] = field(default_factory=list)
+    steps: list[tuple[Asked, Line]] = field(default_factory=list)
     late: list[Line] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     replied: Counts = field(default_factory=dict)
@@ -110,13 +112,17 @@ class RoundRecord:
             sent[order.architecture] += sizes[id(down)]
         self.down_bytes = _sum(self.down_bytes, sent)
 
-    def answered(self, answer: Answer, used: Iterable[Asked], replies: Replies) -> None:
+    def answered(
+        self, answer: Answer, used: Iterable[Asked], replies: Replies, stage: str = ""
+    ) -> None:
         """Count the replies and those that are ``used``, and note withheld totals."""
         self.refused += answer.refused
         self.events += answer.events
         self.absent += answer.absent
         self.replied = _sum(self.replied, Counter(recipient.architecture for recipient in used))
         self.losses += answer.losses.items()
+        taken = {who: list(steps) for who, steps in answer.steps.items() if steps}
+        self.steps += [(who, {"stage": stage, "steps": steps}) for who, steps in taken.items()]
         self.up_bytes = _sum(self.up_bytes, answer.upload_bytes)
         if answer.wire_bytes is not None:
             up, down = self.wire_bytes or (0, 0)
@@ -147,6 +153,7 @@ class RoundRecord:
             "refused": [self._entry(recipient, reason) for recipient, reason in self.refused],
             "absent": [self._entry(recipient, reason) for recipient, reason in self.absent],
             "late": self.late,
+            STEPS: [self._of(recipient) | steps for recipient, steps in self.steps],
             DIVERGED: [self._entry(who, reason) for who, reason in self._lost.items()],
         }
         line |= {kind: [_named(e, names) for e in some] for kind, some in entries.items() if some}

@@ -66,7 +66,7 @@ class Stage:
         for order, down in zip(self.orders, self.downs, strict=True):
             cohort, clients = engine.trial(self.ctx, [order], [down])
             phases = self.fed.method.phases(cohort.ctx)
-            clients, _ = local_training.train(cohort, clients, phases)
+            clients, *_ = local_training.train(cohort, clients, phases)
             message, _ = inference.upload(cohort, clients)
             uploads.append((order, take(message, 0)))
         return uploads

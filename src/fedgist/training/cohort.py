@@ -130,6 +130,12 @@ class Cohort:
         return replace(self.ctx, key=key)
 
 
+def with_steps(cohort: Cohort, steps: tuple[int, ...]) -> Cohort:
+    """Return the cohort, whose clients know how many steps they took in each phase."""
+    work = cohort.ctx.work or cohort.ctx.task.training.work
+    return replace(cohort, ctx=replace(cohort.ctx, work=replace(work, most=steps)))
+
+
 def receive(cohort: Cohort, clients: Clients) -> Clients:
     """Return the clients with their downloads installed."""
 

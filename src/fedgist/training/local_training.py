@@ -26,6 +26,7 @@ from fedgist.core.training import Life, Optimizer
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.errors import MethodError
 from fedgist.training.captured_step import captured
+from fedgist.training.clock import Ends, ends_of
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import private_gradients, with_noise
 from fedgist.training.timetable import Turn, batches_of, timetable
@@ -46,20 +47,29 @@ def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, Optim
 
 
 def train(
-    cohort: Cohort, clients: Clients, phases: tuple[Phase, ...], lr_factor: float = 1.0
-) -> tuple[Clients, Tensor]:
-    """Train through the phases; return the clients and their mean losses over rows seen, (K,).
+    cohort: Cohort,
+    clients: Clients,
+    phases: tuple[Phase, ...],
+    lr_factor: float = 1.0,
+    seconds: float | None = None,
+) -> tuple[Clients, Tensor, tuple[int, ...]]:
+    """Train through the phases; return the clients, their mean losses over rows seen, and steps.
 
-    ``lr_factor`` multiplies the learning rate of every phase.
+    The losses are (K,). ``lr_factor`` multiplies the learning rate of every phase. After so many
+    ``seconds``, if given, the training ends, with the step that it is in. The steps are those of
+    each phase, of the client with most of them.
     """
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
+    ends = ends_of(cohort, phases, seconds)
+    taken = []
     for index, phase in enumerate(phases):
         optimizer = phase.optimizer or cohort.ctx.task.training.local_optimizer
         optimizer = replace(optimizer, lr=lr_factor * optimizer.lr)
         name = f"{cohort.ctx.stage}-{index}"
-        clients, sums = _phase(cohort, clients, phase, optimizer, name)
+        clients, sums, steps = _phase(cohort, clients, phase, optimizer, name, ends[index])
         seen = seen + sums
-    return clients, seen[:, 0] / seen[:, 1].clamp(min=1.0)
+        taken.append(steps)
+    return clients, seen[:, 0] / seen[:, 1].clamp(min=1.0), tuple(taken)
 
 
 def _life(phase: Phase, ctx: Context) -> Life:
@@ -119,13 +129,16 @@ def _second_buffers(phase: Phase, own: Tree) -> dict[str, Tensor]:
 
 
 def _phase(
-    cohort: Cohort, clients: Clients, phase: Phase, optimizer: Optimizer, name: str
-) -> tuple[Clients, Tensor]:
-    """Train through one phase; return the clients and (K, 2): sums of losses, and rows seen."""
+    cohort: Cohort, clients: Clients, phase: Phase, optimizer: Optimizer, name: str, ends: Ends
+) -> tuple[Clients, Tensor, int]:
+    """Train through one phase; return the clients, (K, 2) sums of losses and rows seen, and steps.
+
+    The phase ends before its last step if ``ends``.
+    """
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
     values = learned(phase, clients.net, clients.own)
     if not values:  # a body without parameters
-        return clients, seen
+        return clients, seen, 0
     shared = _are_shared(cohort, phase, optimizer, values)
     if not shared:
         values = map_leaves(_contiguous, values)
@@ -142,16 +155,19 @@ def _phase(
         (rows, step_keys[s, : len(rows)])
         for s, rows in enumerate(batches_of(cohort, phase, keys, name))
     )
-    batches = cohort.examples.batches(rows_and_keys)
-    for turn, (rows, keys_now, batch) in zip(turns, batches, strict=True):
+    batches = zip(turns, cohort.examples.batches(rows_and_keys), strict=True)
+    taken = 0
+    for taken, (turn, (rows, keys_now, batch)) in enumerate(batches, 1):
         present = (rows >= 0).sum(1)
         step.forget(turn)
         losses = take_step(batch, keys_now, turn)
         seen[: turn.count, 0] += losses * present
         seen[: turn.count, 1] += present
+        if ends(taken):
+            break
     net, own = _install(clients.net, clients.own, values)
     kept = clients.memory | ({name: memory} if life == "run" else {})
-    return Clients(net, own, kept), seen
+    return Clients(net, own, kept), seen, taken
 
 
 def _are_shared(

@@ -25,6 +25,7 @@ LONGEST_HEADER = 1 << 16  # bytes
 CHECKSUM = 32  # bytes of the digest before the header
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 LONGEST_REASON = 500  # characters
+MOST_PHASES = 1000
 AT_SITE = "the site's log says why"
 Text = Annotated[str, Field(max_length=LONGEST_REASON)]
 
@@ -48,6 +49,7 @@ class Header(_Strict):
     last download, ``reply`` for a client's messages, and ``refusal`` for a client's reason against
     an answer, with its ``kind``. The others are the steps of a secure sum. ``attempt`` counts the
     requests for this stage: a server repeats those without a reply if too few clients answered.
+    ``steps`` are those that a client took in the stage's phases, if its time was limited.
     """
 
     purpose: Literal[
@@ -62,6 +64,7 @@ class Header(_Strict):
     attempt: Number = 1
     reason: Text = ""
     kind: RefusalKind | None = None
+    steps: Annotated[tuple[Number, ...], Field(max_length=MOST_PHASES)] | None = None
     messages: dict[Text, Enclosed] = {}
 
     @property
@@ -111,7 +114,7 @@ def in_parts(header: Header, messages: Mapping[str, Tree | Packed]) -> tuple[byt
     """Return an envelope in parts: its beginning, and the bytes of each message."""
     packed = {n: m if isinstance(m, Packed) else Packed.of(m) for n, m in messages.items()}
     about = {name: message.about for name, message in packed.items()}
-    without = None if header.kind else {"kind"}  # the bytes of all others are as before
+    without = {name for name in ("kind", "steps") if getattr(header, name) is None}
     filled = header.model_copy(update={"messages": about})
     head = filled.model_dump_json(exclude=without).encode()
     blobs = (message.blob for message in packed.values())

@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ class Inbox:
     sizes: Counter[tuple[int, str, str]] = field(default_factory=Counter)
     refused: list[tuple[Asked, str]] = field(default_factory=list)
     losses: dict[OrderKey, float] = field(default_factory=dict)
+    steps: dict[OrderKey, tuple[int, ...]] = field(default_factory=dict)
     answered: set[OrderKey] = field(default_factory=set)
     final: set[OrderKey] = field(default_factory=set)
     received_bytes: int = 0
@@ -229,10 +230,11 @@ class Patience:
 
 @dataclass(frozen=True)
 class _Asked:
-    """An open order, and the form of a valid reply."""
+    """An open order, the form of a valid reply, and of how many phases it tells the steps."""
 
     order: Order
     form: Form
+    phases: int | None
 
 
 class RemoteEngine:
@@ -288,6 +290,7 @@ class RemoteEngine:
             sizes,
             (inbox.received_bytes, sent),
             (*events, *self._unasked_events()),
+            {keys[key]: steps for key, steps in sorted(inbox.steps.items()) if key in keys},
         )
 
     def score(
@@ -419,7 +422,8 @@ class RemoteEngine:
         again = {order.asked for order, _ in pairs}
         self.inbox.refused = [entry for entry in self.inbox.refused if entry[0] not in again]
         for order, down in pairs:
-            self.under_way[_key(ctx, order)] = _Asked(order, self.form_of(ctx, order, down))
+            about = self.form_of(ctx, order, down), self._phases(ctx, order)
+            self.under_way[_key(ctx, order)] = _Asked(order, *about)
         recipients, messages = [order for order, _ in pairs], [down for _, down in pairs]
         envelopes = self._envelopes("train", ctx, recipients, messages, None, attempt)
         for client, blob in self._exchange(ctx, envelopes):
@@ -478,7 +482,7 @@ class RemoteEngine:
         try:
             header, messages = self._opened(blob)
             self._check(client, header)
-            key = (header.round, header.stage, client, header.architecture)
+            key = _key_of(header)
             pending = self.under_way.pop(key, None)
             if pending is None:  # it was counted before, or was not requested
                 self.unasked[client] += 1
@@ -487,7 +491,7 @@ class RemoteEngine:
                 self.inbox.refused.append((pending.order.asked, header.words))
                 self.inbox.final |= {key} if header.is_final else set()
                 return
-            self._count(pending, key, messages)
+            self._count(pending, header, messages)
         except MessageError as error:
             who = pending.order.asked if pending else self._waited_for(client)
             self.inbox.refused.append((who, str(error)))
@@ -503,8 +507,8 @@ class RemoteEngine:
         keys = [key for key in self.under_way if key[2] == client]
         return Asked(client, max(keys)[3] if keys else "")
 
-    def _count(self, pending: _Asked, key: OrderKey, messages: Mapping[str, Tree]) -> None:
-        number, stage, client, architecture = key
+    def _count(self, pending: _Asked, header: Header, messages: Mapping[str, Tree]) -> None:
+        key = number, stage, client, architecture = _key_of(header)
         upload = messages.get("upload")
         if (
             reason := why_refused(upload, pending.form)
@@ -512,6 +516,10 @@ class RemoteEngine:
             else "it holds no upload"
         ):
             raise MessageError(reason)
+        if (None if header.steps is None else len(header.steps)) != pending.phases:
+            raise MessageError(
+                f"its steps are {header.steps}; the stage has {pending.phases or 0} limited phases"
+            )
         self.inbox.answered.add(key)
         if reduction(type(upload)) == "sum":
             self.inbox.add(Subtotal(architecture, (client,), number, stage, upload))
@@ -520,6 +528,8 @@ class RemoteEngine:
         loss = messages.get("loss")
         if isinstance(loss, TrainingLoss) and loss.loss.shape == ():
             self.inbox.losses[key] = float(loss.loss)
+        if header.steps:
+            self.inbox.steps[key] = header.steps
 
     def _absent(
         self, ctx: Context, orders: Sequence[Order], inbox: Inbox
@@ -541,6 +551,12 @@ class RemoteEngine:
         if header.purpose not in {"reply", "refusal"}:
             raise MessageError(header.reason or f"a {header.purpose} is not an answer")
 
+    def _phases(self, ctx: Context, order: Order) -> int | None:
+        """Return of how many phases a reply tells the steps; None if no time is limited."""
+        if ctx.task.training.round_seconds is None:
+            return None
+        return len(self.method.phases(replace(ctx, architecture=order.architecture)))
+
     def expect(self, stage: str, architecture: str, form: Form) -> None:
         """State the form of replies in a stage that is no method's."""
         for first in (True, False):
@@ -558,3 +574,7 @@ class RemoteEngine:
 
 def _key(ctx: Context, order: Order) -> OrderKey:
     return ctx.round, ctx.stage, order.client, order.architecture
+
+
+def _key_of(reply: Header) -> OrderKey:
+    return reply.round, reply.stage, reply.client, reply.architecture

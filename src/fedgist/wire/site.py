@@ -348,7 +348,9 @@ class Site:
         messages = {"upload": trained.message if summed else take(trained.message, 0)}
         if self.settings.share_measurements and trained.losses is not None:
             messages["loss"] = TrainingLoss(trained.losses[0].clone())
-        return seal(request.model_copy(update={"purpose": "reply"}), messages)
+        limited = self.task.training.round_seconds is not None
+        about = {"purpose": "reply", "steps": trained.steps if limited else None}
+        return seal(request.model_copy(update=about), messages)
 
     def _finish(self, request: Header, down: Tree) -> bytes:
         """Keep the last download, with which the site's model is complete."""

@@ -262,6 +262,8 @@ def _check_settings(recipe: Recipe) -> None:
         ),
         f"{unit}: with data.long_tail = {recipe.data.long_tail:g} a row more may be a row less of "
         "another client": section.unit == "record" and recipe.data.long_tail < 1,
+        f"{unit}: with train.round_seconds the number of steps tells how long rows take, which no "
+        "epsilon covers": recipe.train.round_seconds is not None,
         f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "
         "data.std": recipe.data.normalize == "client",
         f"{unit}: privacy.min_replies = {section.min_replies} tells how many clients were drawn: "

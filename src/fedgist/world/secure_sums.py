@@ -48,13 +48,16 @@ def check_secure_sums(side: ServerContext) -> None:
                 f"{KEY}: {count} clients have {name}, and a total that nobody can open needs "
                 f"{LEAST} of an architecture"
             )
-    if recipe.privacy.unit != "none" and recipe.privacy.where == "central":
-        raise RecipeError(
-            f"{KEY}: privacy.where = 'central' adds noise at the server, which the sites cannot "
-            "see: use 'local'"
-        )
-    if recipe.clients.delay:
-        raise RecipeError(f"{KEY}: a late message cannot be added to a total: clients.delay = 0")
+    problems = {
+        "privacy.where = 'central' adds noise at the server, which the sites cannot see: use "
+        "'local'": recipe.privacy.unit != "none" and recipe.privacy.where == "central",
+        "train.round_seconds would tell the server how many steps each site takes": (
+            recipe.train.round_seconds is not None
+        ),
+        "a late message cannot be added to a total: clients.delay = 0": recipe.clients.delay > 0,
+    }
+    if found := [problem for problem, applies in problems.items() if applies]:
+        raise RecipeError(f"{KEY}: {found[0]}")
     frozen = [s for s in side.task.starts.values() if s.arch.frozen is not None and not s.body]
     sends_once = type(side.method).sent_in is not Method.sent_in
     if frozen and recipe.train.num_rounds > 1 and not sends_once:

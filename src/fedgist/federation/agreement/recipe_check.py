@@ -46,7 +46,8 @@ def as_federated(recipe: Recipe) -> Recipe:
 def check_setup(setup: Setup) -> None:
     """Raise RecipeError if a federation cannot honour a setting."""
     recipe = setup.recipe
-    _refuse({**_of_data(recipe), **_of_clients(recipe), **_of_evaluation(recipe)})
+    parts = _of_data(recipe), _of_clients(recipe), _of_training(recipe), _of_evaluation(recipe)
+    _refuse({key: problem for part in parts for key, problem in part.items()})
     if setup.method.merges_clients:
         raise RecipeError(
             f"method {recipe.method.name} merges all clients' rows, which sites keep to themselves"
@@ -88,6 +89,20 @@ def _of_data(recipe: Recipe) -> dict[str, tuple[bool, str]]:
         unused = "clients' rows are not the server's to leave out"
         problems["data.public.unused_rows"] = (public.unused_rows is not None, unused)
     return problems
+
+
+def _of_training(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+    train, every = recipe.train, recipe.evaluate.trained_every
+    return {
+        f"train.steps_of = {shown(train.steps_of)}": (
+            bool(train.steps_of),
+            "a simulation repeats a federation with it",
+        ),
+        f"evaluate.trained_every = {every}": (
+            every > 0 and train.round_seconds is not None,
+            "train.round_seconds does not limit that training",
+        ),
+    }
 
 
 def _of_clients(recipe: Recipe) -> dict[str, tuple[bool, str]]:

@@ -30,6 +30,7 @@ COUNT, MISSING, COUNT_OF = "count", "missing", "_count"
 # of a round in which not all replied: clients that did in all stages, and clients that were needed
 COMPLETE, EXPECTED = "clients/complete", "clients/expected"
 UNSCORED = "unscored"  # key of a line: the clients without a score, with the reasons
+STEPS = "steps"  # key of a line: the steps that clients with limited time took
 DIVERGED = "diverged"  # key of a line: the models that are not finite, with the reasons
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist.errors import first_line, shown
-from fedgist.runs.files.columns import DIVERGED, UNSCORED, is_confusion, is_count
+from fedgist.runs.files.columns import DIVERGED, STEPS, UNSCORED, is_confusion, is_count
 
 LARGEST_NUMBER = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9
@@ -47,6 +47,12 @@ def _is_lost(value: object) -> bool:
     return _is_entry(value) or isinstance(value.get("model"), str)
 
 
+def _has_steps(value: object) -> bool:
+    if not (_is_entry(value) and isinstance(value, dict)):
+        return False
+    return isinstance(value.get("stage"), str) and COUNTS.fits(value.get("steps"))
+
+
 def _is_mean(value: object) -> bool:
     return isinstance(value, list) and len(value) in {1, 2} and all(map(_is_number, value))
 
@@ -68,6 +74,7 @@ TEXT = Kind(lambda v: isinstance(v, str), "a text")
 TEXTS = Kind(_all(TEXT.fits), "a list of texts")
 TABLE = Kind(lambda v: isinstance(v, dict), "a table")
 ENTRIES = Kind(_all(_is_entry), "a list with a table for each client")
+TAKEN = Kind(_all(_has_steps), "a list with a table, a stage and steps for each client")
 LOST = Kind(_all(_is_lost), "a list with a table and a reason for each model")
 NUMBERS = Kind(_all(_is_number, dict), "a table of numbers")
 MEANS = Kind(_all(_is_mean, dict), "a table of means, each with its error or alone")
@@ -79,6 +86,7 @@ OF_ROUND = {
     "absent": ENTRIES,
     "late": ENTRIES,
     UNSCORED: ENTRIES,
+    STEPS: TAKEN,
     DIVERGED: LOST,
     "events": TEXTS,
 }

@@ -30,6 +30,7 @@ from fedgist.runs.files.columns import (
     MEAN,
     MISSING,
     STD,
+    STEPS,
     TRAIN_LOSS,
     UNSCORED,
     UP_BYTES,
@@ -45,7 +46,15 @@ TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
 STATISTICS = (MEAN, STD, LEAST, COUNT_OF)
-EVENTS = ("refused", "absent", "late", UNSCORED, DIVERGED, "events")  # lists in a round's line
+EVENTS = (
+    "refused",
+    "absent",
+    "late",
+    UNSCORED,
+    STEPS,
+    DIVERGED,
+    "events",
+)  # lists in a round's line
 OF_RESULT = (
     *("status", "rounds", "stopped_early", "kept_round", "rounds_raised"),
     *("privacy", "notes", "versions", UNSCORED),
