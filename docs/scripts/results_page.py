@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,26 @@ def _accuracies(found: Experiment) -> Sheet:
     # the paper's numbers are of the first metric
     cells = [replace(cell, paper=None) if found.metric else cell for cell in found.cells]
     table = accuracies(cells, REFERENCE, found.reference, at=at, comparable=comparable)
-    return _with_losses(table, found) if found.options.get("losses") else table
+    table = _with_losses(table, found) if found.options.get("losses") else table
+    return _ranked(table, found) if found.options.get("ranks") else table
+
+
+def _ranked(table: Sheet, found: Experiment) -> Sheet:
+    """Return the table by rank of the mean; a row's further lines stay below it."""
+    labels = {cell.label: cell.row for cell in found.cells}
+    groups: list[list[tuple[str, ...]]] = []
+    for line in table.rows:
+        groups += [[]] if line[0] in labels else []
+        groups[-1].append(line)
+    finals = {label: row.final if row else None for label, row in labels.items()}
+    means = {label: final.mean if final else -1.0 for label, final in finals.items()}
+    groups.sort(key=lambda lines: -means[lines[0][0]])
+    rows = []
+    for lines in groups:
+        mean = means[lines[0][0]]
+        rank = str(1 + sum(other > mean for other in means.values())) if mean >= 0 else "-"
+        rows += [(*line, place) for line, place in zip_longest(lines, [rank], fillvalue="")]
+    return replace(table, columns=(*table.columns, "rank"), rows=tuple(rows))
 
 
 def _with_losses(table: Sheet, found: Experiment) -> Sheet:
