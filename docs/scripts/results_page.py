@@ -182,8 +182,10 @@ def _remarks(found: Experiment) -> Iterator[str]:
     if not setting and any(row.target and not row.target.by_all for row in rows):
         yield "†: not every seed reaches the target; of such a seed its best round counts."
     if rows and all(len(row.runs) == 1 for row in rows) and "seeds" not in found.options:
-        yield "One seed: all rows share one division of the data, and a part of their distance from"
-        yield "the paper with it."
+        printed = any(row.paper for row in rows)
+        share = "a part of their distance from the paper with it"
+        share = share if printed else "another may rank them otherwise"
+        yield f"One seed: all rows share one division of the data, and {share}."
     changed = dict.fromkeys(d for row in rows if row.paper for d in row.paper.departs)
     if departs := [text for text in changed if text.partition(" = ")[0] != setting]:
         yield f"Other settings than the paper's: {', '.join(f'`{d}`' for d in departs)}."

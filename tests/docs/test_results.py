@@ -225,6 +225,21 @@ def test_a_loss_is_no_share_and_its_best_is_the_lowest(
     assert row == ["fedprox", "3", "1", "4.5000", "4.2500"]
 
 
+def test_a_ranked_table_is_by_the_mean_and_the_last_rows_were_not_run(
+    about: dict[str, Any], tmp_path: Path
+) -> None:
+    head, *rows = first_table(experiment(about | {"ranks": True}, tmp_path))
+    plain = first_table(experiment(about, tmp_path))[1:]
+    assert head[-1] == "rank"
+    assert sorted(row[:-1] for row in rows) == sorted(plain)
+    ours = head.index("ours")
+    means = [float(row[ours].split()[0]) for row in rows if row[-1] not in {"", "-"}]
+    assert means == sorted(means, reverse=True)
+    ranks = [row[-1] for row in rows if row[-1]]
+    expected = [str(1 + sum(other > mean for other in means)) for mean in means]
+    assert ranks == [*expected, *["-"] * (len(ranks) - len(means))]
+
+
 def test_gains_are_against_the_one_local_training(about: dict[str, Any], tmp_path: Path) -> None:
     # seen: of two cells of local training the last counted, whatever its settings
     def gain(*rows: str) -> str | None:
