@@ -46,15 +46,7 @@ TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
 STATISTICS = (MEAN, STD, LEAST, COUNT_OF)
-EVENTS = (
-    "refused",
-    "absent",
-    "late",
-    UNSCORED,
-    STEPS,
-    DIVERGED,
-    "events",
-)  # lists in a round's line
+LISTS = ("refused", "absent", "late", UNSCORED, STEPS, DIVERGED, "events")  # in a round's line
 OF_RESULT = (
     *("status", "rounds", "stopped_early", "kept_round", "rounds_raised"),
     *("privacy", "notes", "versions", UNSCORED),
@@ -87,11 +79,11 @@ def archived_part(run: FinishedRun, command: str) -> FinishedRun:
 def to_csv(run: FinishedRun) -> str:
     """Return a run as text; :func:`read_csv` is its inverse."""
     events = [
-        {"round": line["round"], **{key: line[key] for key in EVENTS if key in line}}
+        {"round": line["round"], **{key: line[key] for key in LISTS if key in line}}
         for line in run.rounds
-        if any(key in line for key in EVENTS)
+        if any(key in line for key in LISTS)
     ]
-    inside = [key for line in run.rounds for key in line if key not in {"round", *EVENTS}]
+    inside = [key for line in run.rounds for key in line if key not in {"round", *LISTS}]
     columns = ["round", *dict.fromkeys(inside)]
     buffer = io.StringIO()
     rows = csv.writer(buffer, lineterminator="\n")
@@ -178,7 +170,7 @@ def _with_events(rounds: list[Line], events: object) -> list[Line]:
         line = by_number.get(number) if isinstance(number, int) else None
         if line is None:
             raise ValueError(f"it has events of round {shown(number)}, which is not in its table")
-        line.update({key: table[key] for key in EVENTS if key in table})
+        line.update({key: table[key] for key in LISTS if key in table})
         if problem := fault_of_round(line):
             raise ValueError(f"round {number} {problem}")
     return rounds
@@ -208,7 +200,7 @@ def _short(line: Line, metric: str) -> Line:
     return {
         "round": line["round"],
         **kept,
-        **{key: _whole(line[key]) for key in EVENTS if line.get(key)},
+        **{key: _whole(line[key]) for key in LISTS if line.get(key)},
     }
 
 
