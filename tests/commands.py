@@ -55,7 +55,12 @@ def fedgist(
 
 def python(script: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a script to its end; fedgist is imported already."""
-    return _checked(Command([str(script)], cwd, work=_script).end(), 0)
+    return _checked(begin_script(script, cwd).end(), 0)
+
+
+def begin_script(script: Path, cwd: Path) -> Command:
+    """Begin a script; fedgist is imported already."""
+    return Command([str(script)], cwd, work=_script)
 
 
 class Command:

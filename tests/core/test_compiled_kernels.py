@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 import fedgist
-from fedgist.core import hadamard, random
+from fedgist.core import random
 from fedgist.core.nets import convolution
-from fedgist.core.nets.compiled import compiled_convolution, kernel_library
 from fedgist.core.nets.compiled.compiled_convolution import Settings, convolve
 from fedgist.core.nets.kernel_choice import use_kernels
 from fedgist.core.nets.layers import Pass, current, replace_layers
@@ -30,7 +28,6 @@ from fedgist.engines.plans import plan as stacking_plan
 from fedgist.engines.plans.kernel_timing import faster_layers
 from fedgist.engines.plans.plan import Plan
 from fedgist.engines.plans.timing import choose_plans
-from fedgist.errors import InputError, OutputError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import ClientGroup
@@ -349,74 +346,3 @@ def test_a_method_that_fails_with_kernels_has_a_plan_without(
 
 def _not_twice(*_: object) -> Tensor:
     raise NotImplementedError("no second derivatives")
-
-
-def test_a_plan_with_kernels_that_are_not_here_is_an_error_that_says_how_to_build_them(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel_library.library.cache_clear()
-    with pytest.raises(RecipeError, match=r"engine\.plans\.mine: .*run `fedgist compile`"):
-        of_run(Plan(2, **COMPILED))
-
-
-# building
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("no-such-compiler", "the C compiler 'no-such-compiler' was not found"),
-        ("false", "false cannot compile the kernels"),
-    ],
-)
-def test_a_compiler_that_is_missing_or_fails_is_an_error(
-    command: str, says: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CC", command)
-    with pytest.raises(InputError, match=says):
-        kernel_library.build()
-    assert not list(tmp_path.rglob("*.so"))
-
-
-def test_without_a_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_library, "compiler", lambda: None)
-    with pytest.raises(InputError, match=r"pip install 'fedgist\[compiler\]'"):
-        kernel_library.build()
-
-
-def test_kernels_that_compute_wrongly_are_refused_and_deleted(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kernel_library.build() == kernel_library.library_path()
-    compiled_convolution.check()
-    monkeypatch.setattr(compiled_convolution, "convolve", lambda x, w, b, s: by_torch(x, w, -b, s))
-    with pytest.raises(InputError, match="the compiled kernels give wrong results"):
-        compiled_convolution.check()
-    assert not kernel_library.library_path().exists()
-
-
-def test_a_transform_that_is_compiled_wrongly_is_refused_and_deleted(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel_library.build()
-    hadamard.check()
-    monkeypatch.setattr(hadamard, "_transformed", lambda x: x + 1)
-    with pytest.raises(InputError, match="the compiled kernels give wrong results"):
-        hadamard.check()
-    assert not kernel_library.library_path().exists()
-
-
-def test_kernels_that_cannot_be_loaded_are_an_error(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # as where the cache's disk may hold no programs
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CC", f"{sys.executable} {tmp_path / 'compiler.py'}")
-    text = "import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w').write('no library')"
-    (tmp_path / "compiler.py").write_text(text)
-    with pytest.raises(OutputError, match="were built, but cannot be loaded from"):
-        kernel_library.build()

@@ -11,18 +11,14 @@ from fedgist.cli.shared_options import START, app
 def compile_() -> None:
     """Compile faster convolutions for this machine; once, in a few seconds.
 
-    New runs use them wherever they are faster than torch's. Runs that have begun
-    keep their kernels. CS-FL's transform is compiled, too. It needs a C compiler:
-    cc, gcc, clang or $CC. The extra "compiler" installs one.
+    The first run that can use them does it by itself. This command is for images
+    and for machines without a network, or after a compiler has failed. It needs a
+    C compiler: cc, gcc, clang or $CC. The extra "compiler" installs one.
 
     Examples
     --------
     fedgist compile
     """
-    from fedgist.core import hadamard
-    from fedgist.core.nets.compiled import compiled_convolution, kernel_library
+    from fedgist.engines.plans.kernel_building import build_kernels
 
-    path = kernel_library.build()
-    compiled_convolution.check()
-    hadamard.check()
-    typer.echo(f"{path}: built; new runs use it")
+    typer.echo(f"{build_kernels()}: built; new runs use it")

@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
 from fedgist.core.bounds import BelowOne, NonNegativeInt, Positive, PositiveInt, Share
+from fedgist.core.nets.compiled.kernel_library import KernelChoice
 from fedgist.core.objectives.metrics import (
     CHOSEN_METRICS,
     COMMON_METRICS,
@@ -368,6 +369,11 @@ class EngineSection(_Section):
     """
     checkpoint_every: PositiveInt = 10
     """Number of rounds between checkpoints."""
+    kernels: KernelChoice = "auto"
+    """``auto`` compiles faster convolutions once on a machine; ``torch`` keeps to torch's own.
+
+    They are used where they are faster, and need a C compiler ([more](install.md)).
+    """
     plans: dict[str, Plan] = {}
     """The execution plan of each architecture. It is measured and written into ``recipe.toml``."""
     server_threads: Literal["auto"] | PositiveInt = "auto"

@@ -69,6 +69,7 @@ def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, 
         engine.plans,
         cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size,
         memory_limit=engine.memory_limit,
+        kernels=engine.kernels,
         say=say,
     )
     key = random.key(side.setup.recipe.seed).to(side.setup.device)

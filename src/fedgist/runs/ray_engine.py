@@ -14,6 +14,7 @@ from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.tree import Tree, named
 from fedgist.engines.engine import Answer, ScoreTable, Split
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.kernel_building import have_kernels
 from fedgist.engines.plans.layout import with_kernels
 from fedgist.engines.plans.plan import Plan
 from fedgist.engines.population import HostSettings
@@ -54,6 +55,8 @@ class ShardHost:
         tests = side.setup.recipe.evaluate.on == "test"
         self.shard: Shard = shard_of(world.population, number, source.shards, all_tests=tests)
         self.number, self.shards = number, source.shards
+        if any(plan.kernels for plan in source.plans.values()):
+            have_kernels(lambda _: None)  # this machine may not have built any yet
         self.task = with_kernels(side.task, source.plans)
         settings = replace(source.settings, workers=1, readers=source.settings.readers or 0)
         population = self.shard.population

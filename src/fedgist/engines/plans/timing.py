@@ -14,13 +14,20 @@ from dataclasses import asdict, replace
 import torch
 
 from fedgist.core.method import Context, Method, Order, Phase, Task
-from fedgist.core.nets.compiled.kernel_library import Compiled, compiler, library, library_path
+from fedgist.core.nets.compiled.kernel_library import (
+    Compiled,
+    KernelChoice,
+    compiler,
+    library,
+    library_path,
+)
 from fedgist.core.nets.convolution import Conv2d
 from fedgist.core.nets.kernel_choice import compilable
 from fedgist.core.nets.net import Architecture
 from fedgist.core.tree import Tree
 from fedgist.data.sources.file_sizes import usable_memory
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.plans.kernel_building import have_kernels
 from fedgist.engines.plans.kernel_timing import faster_layers
 from fedgist.engines.plans.plan import (
     Convolutions,
@@ -33,6 +40,7 @@ from fedgist.engines.plans.plan import (
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.worker_pool import WorkerPool, default_workers
+from fedgist.errors import RecipeError
 from fedgist.training import local_training
 from fedgist.training.cohort import Clients, Cohort
 
@@ -55,18 +63,37 @@ def choose_plans(
     *,
     cohort_size: int | None = None,
     memory_limit: int | None = None,
+    kernels: KernelChoice = "auto",
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Plan]:
     """Return a plan for each architecture: the ``fixed`` one, or the fastest on this machine.
 
     Before a plan is timed, ``say`` is called with a line of text about it.
+
+    Raises
+    ------
+    RecipeError
+        If a plan has compiled kernels, and ``kernels`` refuses them.
     """
+    _check_kernels(fixed, kernels)
     plans = dict(fixed)
-    probe = _Probe(method, task, population, settings, server, memory_limit, say)
-    for name, arch in task.architectures.items():
-        if name not in plans:
-            plans[name] = probe.plan(name, arch, cohort_size)
+    probe = _Probe(method, task, population, settings, server, memory_limit, kernels, say)
+    timed = {name: arch for name, arch in task.architectures.items() if name not in plans}
+    needed = any(plan.kernels for plan in fixed.values())
+    if needed or any(probe.may_compile(name, arch) for name, arch in timed.items()):
+        have_kernels(say)
+    for name, arch in timed.items():
+        plans[name] = probe.plan(name, arch, cohort_size)
     return plans
+
+
+def _check_kernels(fixed: Mapping[str, Plan], kernels: KernelChoice) -> None:
+    for name, plan in fixed.items():
+        if kernels == "torch" and plan.kernels:
+            raise RecipeError(
+                f"engine.kernels = 'torch' refuses the compiled kernels of engine.plans.{name}: "
+                "take them out of the plan, or use engine.kernels = 'auto'"
+            )
 
 
 class _Probe:
@@ -80,8 +107,10 @@ class _Probe:
         settings: HostSettings,
         server: Tree,
         memory_limit: int | None,
+        kernels: KernelChoice,
         say: Callable[[str], None],
     ) -> None:
+        self.kernels = kernels
         self.method, self.task, self.population, self.server = method, task, population, server
         # features of rows are not made: what takes time is what comes after them
         blank = settings.features if settings.features == "raw" else "blank"
@@ -101,7 +130,7 @@ class _Probe:
     def plan(self, name: str, arch: Architecture, fixed: int | None) -> Plan:
         """Return the execution plan for one architecture."""
         clients = [c for c in self.population.clients if name in c.architectures]
-        if not self.first_phases[name][1] or not clients:
+        if not self._trains(name):
             return Plan(fixed or 1)
         # the machine's cores, not engine.workers: the plan must not depend on how many workers run
         cores = default_workers(self.settings.device)
@@ -113,7 +142,7 @@ class _Probe:
         way = {
             "method": [type(self.method).__qualname__, repr(vars(self.method))],
             "code": _code_of([self.method, self.task.objective]),
-            "kernels": library_path().name if self._may_compile(arch) and library() else "",
+            "kernels": library_path().name if self.may_compile(name, arch) and library() else "",
         }
         net = self._description(name, arch)
         # which method trains changes what can be stacked, and hardly what is fastest
@@ -160,7 +189,7 @@ class _Probe:
         note = why_alone(
             lambda plan: self._try(name, plan), "each" if _layouts(arch) else "stacked"
         )
-        if note or not self._may_compile(arch) or library() is None:
+        if note or not self.may_compile(name, arch) or library() is None:
             return {"note": note, "compiled": False}
         every: dict[str, Compiled] = dict.fromkeys(compilable(arch.module), "compiled")
         try:
@@ -169,11 +198,16 @@ class _Probe:
             return {"note": "", "compiled": False}
         return {"note": "", "compiled": True}
 
-    def _may_compile(self, arch: Architecture) -> bool:
+    def _trains(self, name: str) -> bool:
+        """Return whether clients train an architecture."""
+        able = any(name in client.architectures for client in self.population.clients)
+        return able and bool(self.first_phases[name][1])
+
+    def may_compile(self, name: str, arch: Architecture) -> bool:
         """Return whether compiled kernels, if they are built, can train this architecture."""
         plain = self.task.training.precision == "float32" and not self._private
-        on_cpu = self.settings.device == "cpu"
-        return plain and on_cpu and not arch.frozen and bool(compilable(arch.module))
+        able = self.kernels == "auto" and self.settings.device == "cpu" and self._trains(name)
+        return plain and able and not arch.frozen and bool(compilable(arch.module))
 
     def _kernels(self, arch: Architecture) -> Mapping[str, Compiled]:
         """Return the layers that the compiled kernels run faster than torch does."""
@@ -197,8 +231,11 @@ class _Probe:
             f"measuring how many clients with {name} this machine trains fastest together (once "
             "for each model)"
         )
-        if self._may_compile(arch) and library() is None and compiler():
-            self.say("`fedgist compile` builds faster convolutions for this machine, once")
+        if self.may_compile(name, arch) and library() is None and compiler() is None:
+            self.say(
+                "no C compiler is here: `pip install 'fedgist[compiler]'` installs one, with "
+                "which fedgist makes faster convolutions"
+            )
         kernels = self._kernels(arch) if compiled else {}
         pool = WorkerPool(lambda plan: self._seconds(name, plan), cores)
         with contextlib.closing(pool):

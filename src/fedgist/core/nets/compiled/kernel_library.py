@@ -23,11 +23,12 @@ from typing import Literal
 
 from platformdirs import user_cache_path
 
-from fedgist.errors import InputError, OutputError, first_line
+from fedgist.errors import InputError, OutputError
 
 #: How a convolution of stacked clients runs: one by one, as one grouped convolution, or compiled.
 Kernel = Literal["each", "grouped", "compiled"]
 Compiled = Literal["compiled"]  # what a plan may say of a layer
+KernelChoice = Literal["auto", "torch"]  # the compiled ones wherever they are faster, or none
 SOURCE = Path(__file__).with_name("kernels.c")
 # without -ffast-math: NaN must stay NaN
 FLAGS = (
@@ -125,8 +126,8 @@ def _run(words: list[str]) -> None:
     except FileNotFoundError as error:
         raise InputError(f"the C compiler {words[0]!r} was not found") from error
     if done.returncode:
-        why = first_line(RuntimeError(done.stderr or done.stdout))
-        raise InputError(f"{words[0]} cannot compile the kernels: {why}")
+        why = (done.stderr + done.stdout).strip() or f"exit code {done.returncode}"
+        raise InputError(f"{words[0]} cannot compile the kernels: {why.splitlines()[0]}")
 
 
 def _processor() -> str:
