@@ -34,6 +34,7 @@ from fedgist.recipe.overrides import ClientGroup
 from fedgist.runs.prepare import hosting_of
 from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import Trace, trace, world
+from method_objects import each
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -253,8 +254,7 @@ def of_run(plan: Plan, method: str = "fedavg", workers: int = 1, **sections: Any
 COMPILED: dict[str, Any] = {"kernels": {"1": "compiled"}}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if "codist" not in name])
+@pytest.mark.parametrize("method", each(name for name in METHODS if "codist" not in name))
 def test_a_run_has_the_numbers_of_torchs_kernels(method: str) -> None:
     plain = of_run(Plan(2), method)
     ours = [of_run(Plan(size, **COMPILED), method) for size in (1, 2, 5)]

@@ -37,6 +37,7 @@ from fedgist.testing.small_worlds import (
     world,
 )
 from fedgist.world.world import World
+from method_objects import each
 from pretended_cluster import PretendedCluster, pretend, sharded
 
 PRIVATE = {"unit": "record", "epsilon": 9.0, "delta": 0.01, "clip": 3.0, "noise": "seed"}
@@ -57,8 +58,7 @@ def assert_same(first: Trace, second: Trace) -> None:
         assert torch.equal(second.state[name], array), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", each(METHODS))
 def test_a_cluster_has_the_bits_of_the_same_shards_here(method: str) -> None:
     small_world = law_world(METHODS[method]())
     shards = 1 if small_world.server.method.merges_clients else 2
