@@ -114,6 +114,19 @@ def test_convolutions_norms_and_dropout(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(from_onnx(tmp_path / "m.onnx", x), model(x), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled")
+def test_compiled_convolutions_stay_out_of_programs(tmp_path: Path) -> None:
+    # seen: neither format could be written once `fedgist compile` had been called
+    plan = {"cohort_size": 2, "kernels": {"conv1": "compiled", "conv2": "compiled"}}
+    recipe = QUICK | {"model": {"name": "lenet5"}, "data": {"train_rows": 60}}
+    result = fedgist.run(recipe | {"engine": {"workers": 1, "plans": {"lenet5": plan}}})
+    x, model = result.world.data.x_test[:3], result.model(0)
+    for name, read in (("m.pt2", from_pt2), ("m.onnx", from_onnx)):
+        export(model, tmp_path / name)
+        torch.testing.assert_close(read(tmp_path / name, x), model(x), atol=1e-4, rtol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def of_a_frame() -> ClientModel:
     frame = pd.DataFrame({"age": [30.0, 40.0, 50.0, 60.0], "town": list("abab")})

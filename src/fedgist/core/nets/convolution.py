@@ -69,9 +69,12 @@ def _compiled_settings(conv: nn.Conv2d) -> Settings | None:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether the compiled kernels can read ``x``: float32 in this machine's memory."""
+    """Return whether the compiled kernels can read ``x``: float32 in this machine's memory.
+
+    What torch traces when it exports a program has no memory.
+    """
     in_memory = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return in_memory and x.dtype == torch.float32
+    return type(x) is Tensor and in_memory and x.dtype == torch.float32
 
 
 def pooled(
