@@ -86,6 +86,7 @@ def test_an_attacker_finds_less_than_is_claimed(
     assert found(tmp_path, delta, LIVES, 1.0, monkeypatch) <= 1.0
 
 
+@pytest.mark.environment
 @pytest.mark.slow
 def test_the_attacker_is_not_blind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(tmp_path, 0.01, 100, 0.1, monkeypatch) > 1.0

@@ -42,6 +42,7 @@ def test_what_was_spent_is_shown_wherever_a_run_is(tmp_path: Path) -> None:
     assert "simulated, noise from seed 0, which anyone can subtract" in page
 
 
+@pytest.mark.environment
 def test_runs_of_several_seeds_or_settings_say_what_they_spend_together(tmp_path: Path) -> None:
     told = "2 runs on the same rows compose to epsilon 3.191, delta 0.01 for one record more or"
     words = settings(*SMALL, *PRIVATE)

@@ -141,7 +141,10 @@ SWEEP += ["--out", "sweep", *settings("data.train_rows=300")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.environment)],
+)
 @pytest.mark.parametrize("loading", [False, True])
 def test_a_signal_to_all_processes_of_a_sweep_stops_and_saves_them(
     tmp_path: Path, number: signal.Signals, *, loading: bool

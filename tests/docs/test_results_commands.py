@@ -54,6 +54,7 @@ def differing(runs: list[FinishedRun], commands: list[str]) -> Iterator[str]:
             yield f"{file.relative_to(ROOT)}: {found or 'no command makes it'}"
 
 
+@pytest.mark.environment
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_make_its_tables(page: Path) -> None:

@@ -108,6 +108,7 @@ def test_a_site_gets_its_model_and_a_later_reply_is_added(tmp_path: Path) -> Non
         assert len(out.read_text().splitlines()) > 100
 
 
+@pytest.mark.environment
 @pytest.mark.slow
 def test_fedlog_over_rows_without_a_body_goes_by_file(tmp_path: Path) -> None:
     with real_federation(tmp_path) as fed:
@@ -129,6 +130,7 @@ def encoder(folder: Path, seed: int) -> str:
     return encoder_digest(str(folder))
 
 
+@pytest.mark.environment
 @pytest.mark.slow
 def test_sites_have_their_own_copies_of_one_encoder(tmp_path: Path) -> None:
     """The recipe states its digest; another encoder, or one that learns, is refused."""
@@ -257,6 +259,7 @@ def test_files_that_are_not_as_sent_are_refused_and_nothing_is_lost(tmp_path: Pa
         assert same(before, state_of(tmp_path / "by_file"))
 
 
+@pytest.mark.environment
 @pytest.mark.slow
 def test_a_site_that_leaves_takes_its_sums_out_of_the_totals(tmp_path: Path) -> None:
     """The server and the others then have what a run without it would have given them."""

@@ -27,6 +27,11 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     return {n: a for n, a in saved.arrays().items() if n.startswith("server/")}
 
 
+def one_of(first: str, *others: str) -> list[Any]:
+    """Return values for a test: the first in `make test`, the others in `make test-all` alone."""
+    return [first, *(pytest.param(value, marks=pytest.mark.environment) for value in others)]
+
+
 def done(fed: RealFederation, raw: dict[str, Any], out: str) -> dict[str, torch.Tensor]:
     """Do a run with all three sites, and return the server's state."""
     fed.write_recipe(raw)
@@ -40,7 +45,7 @@ def done(fed: RealFederation, raw: dict[str, Any], out: str) -> dict[str, torch.
     return state_of(fed.folder / out)
 
 
-@pytest.mark.parametrize("method", ["fedlog", "fedavg", "fedproto", "analytic"])
+@pytest.mark.parametrize("method", one_of("fedlog", "fedavg", "fedproto", "analytic"))
 def test_the_run_is_that_of_plain_sums(method: str, tmp_path: Path) -> None:
     one = {"model": {"name": "logistic"}} if method == "analytic" else {"model": {"name": "mlp"}}
     raw = recipe(method, rounds=2, **one)
@@ -107,7 +112,7 @@ def started(fed: RealFederation, dies: str, **federation: Any) -> None:
         fed.start_site(name, dies=(dies, 2) if name == "oslo" else None)
 
 
-@pytest.mark.parametrize("step", ["share", "mask", "confirm", "unmask"])
+@pytest.mark.parametrize("step", one_of("unmask", "share", "mask", "confirm"))
 def test_a_site_that_is_killed_at_a_step_is_not_missed(step: str, tmp_path: Path) -> None:
     """The total is that of the three others until its numbers are there, and then of all four."""
     with four(tmp_path) as fed:

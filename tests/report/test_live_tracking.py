@@ -333,6 +333,7 @@ def mlflow_uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     server.end()
 
 
+@pytest.mark.environment
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
 def test_mlflow_follows_a_run_that_is_killed_and_resumed(tmp_path: Path, mlflow_uri: str) -> None:

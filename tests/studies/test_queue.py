@@ -197,7 +197,7 @@ def test_a_hyper_parameter_that_is_the_default_is_no_difference() -> None:
 @pytest.mark.slow
 def test_a_queue_is_stopped_started_and_ends(tmp_path: Path) -> None:
     sweep = f"fedgist sweep demo --grid method.name=local,fedavg {SMALL}"
-    long = f"{sweep} --set train.num_rounds=300 --archive docs/results/data/long"
+    long = f"{sweep} --set train.num_rounds=100 --archive docs/results/data/long"
     short = f"{sweep} --set train.num_rounds=2 --archive docs/results/data/short --seeds 2"
     path = queue_in(tmp_path, entry(long, cut=True), entry(short, of="page two", cells=4))
     words = ["reproduce", "all", "--jobs", "2"]
@@ -219,7 +219,7 @@ def test_a_queue_is_stopped_started_and_ends(tmp_path: Path) -> None:
     assert len(list(data.rglob("seed-*.csv"))) == 6
     assert not kept.exists()
     whole = read_run(data / "long" / "method.name=local" / "seed-0.csv")
-    assert whole.done == 300
+    assert whole.done == 100
     assert whole.command == long.replace(" --archive docs/results/data/long", "")
     again = commands.fedgist(*words, cwd=tmp_path)  # nothing is left to do
     assert "6 of 6" in again.stdout
