@@ -125,7 +125,7 @@ def map_head(s: Tensor, nu: float) -> Tensor:
         torch.autograd.backward(value)
         return value
 
-    search.step(loss)  # type: ignore[no-untyped-call]  # torch does not type it
+    search.step(loss)
     return eta.detach().to(s.dtype)
 
 

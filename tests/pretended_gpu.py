@@ -115,7 +115,7 @@ def _by_mask(indices: Sequence[Any]) -> bool:
     return any(isinstance(i, OnGPU) and i.dtype == torch.bool for i in indices)
 
 
-class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has none
+class _Dispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return done(func, args, kwargs or {})
 

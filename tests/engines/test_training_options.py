@@ -86,7 +86,7 @@ def by_torch(one_world: World, client: int, rounds: int) -> dict[str, Tensor]:
         for _ in range(2):
             optimizer.zero_grad()
             rows = F.cross_entropy(module(x), y, reduction="none", label_smoothing=0.2)
-            (weights[y] * rows).mean().backward()  # type: ignore[no-untyped-call]
+            (weights[y] * rows).mean().backward()
             nn.utils.clip_grad_norm_(module.parameters(), 0.3)
             optimizer.step()
         rates.step()

@@ -43,7 +43,7 @@ def by_modules(start: Any, z: torch.Tensor, y: torch.Tensor, tau: float, passes:
             others = sum(torch.exp(-away[k]) for k in range(CLASSES) if k != c)
             losses.append(-torch.log(own / (own + others)))
         optimizer.zero_grad()
-        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+        torch.stack(losses).mean().backward()
         optimizer.step()
     return layers(points).detach(), margin
 

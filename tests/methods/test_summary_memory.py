@@ -35,7 +35,7 @@ CASES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = MappingProxyType(
 )
 
 
-class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has none
+class Largest(TorchDispatchMode):
     """Notes how many numbers the largest tensor has that any operation makes."""
 
     def __init__(self) -> None:

@@ -42,6 +42,7 @@ from fedgist.training import cohort as cohorts
 from fedgist.training import inference, local_training
 from fedgist.training.client_store import ClientStore
 from fedgist.training.cohort import Clients, Cohort, with_steps
+from fedgist.training.recorded_step import Recordings
 
 
 class ClientHost:
@@ -60,6 +61,7 @@ class ClientHost:
         self.settings, self.plans = settings, dict(plans)
         self.key = random.key(settings.seed).to(settings.device)
         self.forms: dict[tuple[bool, str, str], Form] = {}
+        self.recordings = Recordings()
         laid_out = {n: with_layout(arch, self.plans[n]) for n, arch in task.architectures.items()}
         encoders = {
             n: replace(task.starts[n], arch=with_layout(arch, replace(self.plans[n], stack=False)))
@@ -191,6 +193,7 @@ class ClientHost:
             self._examples(name, "train", table),
             table,
             stack_them,
+            self.recordings,
         )
 
     def _task(self, architecture: str) -> Task:

@@ -22,6 +22,7 @@ from fedgist.core.optim import OptimizerState
 from fedgist.core.privacy import PrivateSteps
 from fedgist.core.tree import Tree, map_leaves, take, tree
 from fedgist.data.examples import Examples
+from fedgist.training.recorded_step import Recordings
 
 
 @tree
@@ -48,6 +49,7 @@ class Cohort:
     examples: Examples
     table: Tensor  # (K, rows), -1 where there is none
     stack: bool = True  # False: K = 1, without vmap
+    recordings: Recordings | None = None  # of steps, by the host; None: steps are not recorded
 
     @functools.cached_property
     def keys(self) -> Tensor:

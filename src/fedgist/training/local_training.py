@@ -7,10 +7,12 @@ with rows left are always the first k. The others are left out of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,10 +20,12 @@ from torch import Tensor
 from fedgist.core import optim, random
 from fedgist.core.device_copy import copied
 from fedgist.core.method import Batch, Context, Method, Net, Phase
+from fedgist.core.nets.kernel_choice import has_kernels
 from fedgist.core.nets.layers import Pass
 from fedgist.core.nets.parts import KNOWN, is_part
 from fedgist.core.optim import OptimizerState
 from fedgist.core.privacy import PrivateSteps
+from fedgist.core.recorded import Unread
 from fedgist.core.training import Life, Optimizer
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.errors import MethodError
@@ -29,6 +33,7 @@ from fedgist.training.captured_step import captured
 from fedgist.training.clock import Ends, ends_of
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import private_gradients, with_noise
+from fedgist.training.recorded_step import Calculation, Forms, RecordedCalculation
 from fedgist.training.timetable import Turn, batches_of, timetable
 
 PARAMS = ".params"  # of a second model
@@ -151,6 +156,8 @@ def _phase(
     memory = _memory(clients.memory.get(name), optimizer, values)
     step = _Step(cohort, phase, optimizer, clients, values, memory, shared=shared)
     take_step = captured(step, cohort, turns)
+    if take_step is not step:
+        step.forms = None  # a graph has its operations
     rows_and_keys = (
         (rows, step_keys[s, : len(rows)])
         for s, rows in enumerate(batches_of(cohort, phase, keys, name))
@@ -197,6 +204,56 @@ def _memory(
     return optim.init(optimizer, learned) if kept is None else map_leaves(torch.clone, kept)
 
 
+def _lifted(cohort: Cohort, loss: Calculation) -> Calculation:
+    """Return the losses of stacked clients, (K,), and their new buffers, (K, ...), by name."""
+    whole = not cohort.stack and cohort.private_steps is None
+    half = cohort.ctx.task.training.precision == "bfloat16" and cohort.private_steps is None
+    parts = cohort.ctx.task.objective.norm_parts
+
+    def client_loss(
+        values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
+    ) -> Any:
+        run = Pass(batch.mask, key, parts, whole, half)
+        net, own = _install(net, own, values)
+        value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
+        return value, run.all_updates
+
+    return cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
+
+
+def _is_recorded(cohort: Cohort, loss: Calculation, net: Net) -> bool:
+    """Return whether steps are recorded: those of stacks on a CPU, by one function in all rounds.
+
+    Compiled kernels are no operations of torch.
+    """
+    plain = cohort.ctx.task.training.precision == "float32" and cohort.private_steps is None
+    on_cpu = cohort.table.device.type == "cpu"
+    own = inspect.ismethod(loss) and loss.__self__ is cohort.method
+    return cohort.stack and plain and on_cpu and own and not has_kernels(net.arch.module)
+
+
+def _of_any_round(cohort: Cohort) -> Cohort:
+    """Return a cohort for recordings, whose round cannot be read."""
+    return replace(cohort, ctx=replace(cohort.ctx, round=cast("int", Unread())))
+
+
+def _gradients(
+    loss: Calculation,
+    params: dict[str, Tensor],
+    net: Net,
+    own: Tree,
+    down: Tree,
+    batch: Batch,
+    keys: Tensor,
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Return each client's loss (K,), and its gradients and new buffers, (K, ...), by name."""
+    values = {name: p.detach().requires_grad_() for name, p in params.items()}
+    with torch.enable_grad():
+        losses, updates = loss(values, net, own, down, batch, keys)
+        gradients = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
+    return losses.detach(), dict(zip(params, gradients, strict=True)), updates
+
+
 class _Step:
     """One stacked step: loss, gradient and update, in place on the first ``count`` clients."""
 
@@ -215,22 +272,20 @@ class _Step:
         self.clients, self.learned, self.memory = clients, learned, memory
         self.training = cohort.ctx.task.training
         self.class_weights, self.class_counts = cohort.class_weights, cohort.class_counts
-        self.whole = whole = not cohort.stack and cohort.private_steps is None
-        half = self.training.precision == "bfloat16" and cohort.private_steps is None
         loss = phase.loss or cohort.method.loss
-
-        # without self: a reference cycle would keep the stacks until garbage collection
-        def client_loss(
-            values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
-        ) -> Any:
-            parts = cohort.ctx.task.objective.norm_parts
-            run = Pass(batch.mask, key, parts, whole, half)
-            net, own = _install(net, own, values)
-            value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
-            return value, run.all_updates
-
         self.buffers = clients.net.buffers | _second_buffers(phase, clients.own)
-        self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
+        self.loss = _lifted(cohort, loss)
+        self.gradients: Calculation = functools.partial(_gradients, self.loss)
+        self.forms: Callable[[Tree], Forms] | None = None
+        if cohort.recordings is not None and _is_recorded(cohort, loss, clients.net):
+            self.watched = functools.partial(_gradients, _lifted(_of_any_round(cohort), loss))
+            about = (
+                getattr(loss, "__func__", loss),
+                cohort.ctx.stage,
+                cohort.ctx.work,
+                cohort.broadcast,
+            )
+            self.forms = functools.partial(cohort.recordings.of, about)
         self.count, self.shared = -1, shared
 
     def _slice(self, count: int) -> None:
@@ -241,6 +296,11 @@ class _Step:
         self.net, self.own = take(self.clients.net, cut), take(self.clients.own, cut)
         self.down = self.cohort.down if self.cohort.broadcast else take(self.cohort.down, cut)
         self.rows = take(self.memory, cut)
+        fixed = self.params, self.net, self.own, self.down
+        self.calculate: Calculation = functools.partial(self.gradients, *fixed)
+        if self.forms is not None:
+            about = fixed, self.forms(fixed), self.net.arch.module
+            self.calculate = RecordedCalculation(self.gradients, self.watched, *about)
 
     def __call__(self, batch: Batch, keys: Tensor, turn: Turn) -> Tensor:
         if turn.count != self.count:
@@ -273,19 +333,13 @@ class _Step:
         return nullcontext() if self.cohort.stack else random.torch_draws(turn.seed)
 
     def _gradients(self, batch: Batch, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
-        with torch.enable_grad():
-            losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
-            gradients = torch.autograd.grad(
-                losses.sum(), list(values.values()), materialize_grads=True
-            )
-        grads = dict(zip(self.params, gradients, strict=True))
+        losses, grads, updates = self.calculate(batch, keys)
         for name, new in updates.items():
             if (buffer := self.buffers.get(name)) is not None:
                 buffer[: len(keys)] = new
         if self.training.clip_norm:
             grads = optim.clipped_gradients(grads, self.training.clip_norm)
-        return losses.detach(), grads
+        return losses, grads
 
     def _private_gradients(
         self, steps: PrivateSteps, batch: Batch, keys: Tensor
