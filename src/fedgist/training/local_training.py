@@ -20,7 +20,6 @@ from torch import Tensor
 from fedgist.core import optim, random
 from fedgist.core.device_copy import copied
 from fedgist.core.method import Batch, Context, Method, Net, Phase
-from fedgist.core.nets.kernel_choice import has_kernels
 from fedgist.core.nets.layers import Pass
 from fedgist.core.nets.parts import KNOWN, is_part
 from fedgist.core.optim import OptimizerState
@@ -221,15 +220,12 @@ def _lifted(cohort: Cohort, loss: Calculation) -> Calculation:
     return cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
 
 
-def _is_recorded(cohort: Cohort, loss: Calculation, net: Net) -> bool:
-    """Return whether steps are recorded: those of stacks on a CPU, by one function in all rounds.
-
-    Compiled kernels are no operations of torch.
-    """
+def _is_recorded(cohort: Cohort, loss: Calculation) -> bool:
+    """Return whether steps are recorded: of stacks on a CPU, by one function in all rounds."""
     plain = cohort.ctx.task.training.precision == "float32" and cohort.private_steps is None
     on_cpu = cohort.table.device.type == "cpu"
     own = inspect.ismethod(loss) and loss.__self__ is cohort.method
-    return cohort.stack and plain and on_cpu and own and not has_kernels(net.arch.module)
+    return cohort.stack and plain and on_cpu and own
 
 
 def _of_any_round(cohort: Cohort) -> Cohort:
@@ -277,7 +273,7 @@ class _Step:
         self.loss = _lifted(cohort, loss)
         self.gradients: Calculation = functools.partial(_gradients, self.loss)
         self.forms: Callable[[Tree], Forms] | None = None
-        if cohort.recordings is not None and _is_recorded(cohort, loss, clients.net):
+        if cohort.recordings is not None and _is_recorded(cohort, loss):
             self.watched = functools.partial(_gradients, _lifted(_of_any_round(cohort), loss))
             about = (
                 getattr(loss, "__func__", loss),

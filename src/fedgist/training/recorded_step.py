@@ -1,8 +1,8 @@
 """Gradients of training steps as recorded programs, one for each form of a step.
 
-The first step of a form is taken as it is, the second is recorded, and the third is done in both
-ways, which must agree to the bit. From then on the program is called. Programs are kept for the
-whole run, by all that their operations depend on but tensors.
+The first steps of a form are taken as they are, one is recorded, and the next is done in both ways,
+which must agree to the bit. From then on the program is called. Programs are kept for the whole
+run, by all that their operations depend on but tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from fedgist.core.cuda_graphs import FAILURES
 from fedgist.core.recorded import Program, record
 from fedgist.core.tree import Tree
 
-RECORDED, CHECKED = 2, 3  # the steps of a form that are recorded, and done in both ways
+# The steps of a form that are recorded, and done in both ways. A recording of a small model takes
+# as long as it saves in eight steps, so forms that come seldom are not recorded.
+RECORDED, CHECKED = 8, 9
 MOST_FORMS = 64  # of one description: steps of further forms are taken as they are
 MOST_SPECS = 16  # descriptions that are kept: a state may have a static field that changes
 #: A function of trees of tensors, (clients, ...), that returns such a tree.

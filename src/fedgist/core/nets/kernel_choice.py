@@ -23,11 +23,6 @@ def compilable(module: nn.Module) -> dict[str, Conv2d]:
     return {name: m for name, m in layers if isinstance(m, Conv2d) and m.compilable}
 
 
-def has_kernels(module: nn.Module) -> bool:
-    """Return whether any layer of a module runs by the compiled kernels."""
-    return any(isinstance(m, Conv2d) and m.kernel == "compiled" for m in module.modules())
-
-
 def use_kernels(module: nn.Module, kernels: Mapping[str, Kernel]) -> None:
     """Let the named convolutions of a module run by these kernels, in place.
 

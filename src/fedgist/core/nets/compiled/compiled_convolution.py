@@ -86,6 +86,75 @@ def check() -> None:
         raise InputError("the compiled kernels give wrong results: try another compiler (CC)")
 
 
+def _numbers(settings: Settings) -> list[int]:
+    return [*settings.padding, settings.pool, settings.relu]
+
+
+def _settings(numbers: list[int]) -> Settings:
+    rows, columns, pool, relu = numbers
+    return Settings((rows, columns), bool(pool), bool(relu))
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, numbers: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the layer's images, and which of four numbers each maximum is."""
+    settings = _settings(numbers)
+    clients, w, b = _stacks(x, weight, bias)
+    layer = _layer(clients, w, b, settings)
+    shape = len(clients), w.shape[1], *_out_sides(clients, w, settings), clients.shape[1]
+    out = torch.empty(shape)
+    which = torch.empty(shape if settings.pool else (len(clients), 0), dtype=torch.uint8)
+    _call("fedgist_convolve", layer, clients, w, b, out, which if settings.pool else None)
+    lead = x.shape[:-IMAGE]
+    return _unstacked(out, lead), which.view(*lead, *which.shape[1:])
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    which: Tensor,
+    numbers: list[int],
+    needs: list[bool],
+) -> list[Tensor]:
+    """Return the gradients of input, weight and bias: those that are needed."""
+    settings = _settings(numbers)
+    clients, w, _ = _stacks(x, weight, None)
+    layer = _layer(clients, w, None, settings)
+    grad, out = (
+        a.reshape(-1, *a.shape[-IMAGE:]).permute(_TO_MEMORY).contiguous() for a in (grad, out)
+    )
+    lead, in_memory = x.shape[:-IMAGE], [clients.shape[i] for i in _TO_MEMORY]
+    for_x = torch.empty(in_memory) if needs[0] else None
+    for_w = torch.zeros(w.shape) if needs[1] else None
+    for_b = torch.zeros(w.shape[:2]) if needs[2] else None
+    pooled = which if settings.pool else None
+    _call("fedgist_convolve_backward", layer, clients, w, out, pooled, grad, for_x, for_w, for_b)
+    gradients = (
+        None if for_x is None else _unstacked(for_x, lead),
+        None if for_w is None else for_w.view(*lead, *w.shape[1:]),
+        None if for_b is None else for_b.view(*lead, w.shape[1]),
+    )
+    return [tensor for tensor in gradients if tensor is not None]
+
+
+# as operations of torch, so that a recorded program has them (core/recorded.py)
+_OPERATIONS = torch.library.Library("fedgist", "FRAGMENT")
+_OPERATIONS.define(
+    "convolve(Tensor x, Tensor weight, Tensor? bias, int[] numbers) -> (Tensor, Tensor)"
+)
+_OPERATIONS.define(
+    "convolve_backward(Tensor grad, Tensor x, Tensor weight, Tensor out, Tensor which, "
+    "int[] numbers, bool[] needs) -> Tensor[]"
+)
+_OPERATIONS.impl("convolve", _forward, "CPU")
+_OPERATIONS.impl("convolve_backward", _backward, "CPU")
+_FORWARD: Callable[..., tuple[Tensor, Tensor]] = torch.ops.fedgist.convolve.default
+_BACKWARD: Callable[..., list[Tensor]] = torch.ops.fedgist.convolve_backward.default
+
+
 class _Convolution(torch.autograd.Function):
     """The layer; its second output says which of four numbers each maximum is."""
 
@@ -93,14 +162,8 @@ class _Convolution(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings
     ) -> tuple[Tensor, Tensor]:
-        clients, w, b = _stacks(x, weight, bias)
-        layer = _layer(clients, w, b, settings)
-        shape = len(clients), w.shape[1], *_out_sides(clients, w, settings), clients.shape[1]
-        out = torch.empty(shape)
-        which = torch.empty(shape if settings.pool else (len(clients), 0), dtype=torch.uint8)
-        _call("fedgist_convolve", layer, clients, w, b, out, which if settings.pool else None)
-        lead = x.shape[:-IMAGE]
-        return _unstacked(out, lead), which.view(*lead, *which.shape[1:])
+        out: tuple[Tensor, Tensor] = _FORWARD(x, weight, bias, _numbers(settings))
+        return out
 
     @staticmethod
     def setup_context(
@@ -151,25 +214,7 @@ class _Gradient(torch.autograd.Function):
         settings: Settings,
         needs: tuple[bool, bool, bool],
     ) -> tuple[Tensor, ...]:
-        clients, w, _ = _stacks(x, weight, None)
-        layer = _layer(clients, w, None, settings)
-        grad, out = (
-            a.reshape(-1, *a.shape[-IMAGE:]).permute(_TO_MEMORY).contiguous() for a in (grad, out)
-        )
-        lead, in_memory = x.shape[:-IMAGE], [clients.shape[i] for i in _TO_MEMORY]
-        for_x = torch.empty(in_memory) if needs[0] else None
-        for_w = torch.zeros(w.shape) if needs[1] else None
-        for_b = torch.zeros(w.shape[:2]) if needs[2] else None
-        pooled = which if settings.pool else None
-        _call(
-            "fedgist_convolve_backward", layer, clients, w, out, pooled, grad, for_x, for_w, for_b
-        )
-        gradients = (
-            None if for_x is None else _unstacked(for_x, lead),
-            None if for_w is None else for_w.view(*lead, *w.shape[1:]),
-            None if for_b is None else for_b.view(*lead, w.shape[1]),
-        )
-        return tuple(tensor for tensor in gradients if tensor is not None)
+        return tuple(_BACKWARD(grad, x, weight, out, which, _numbers(settings), list(needs)))
 
     @staticmethod
     def setup_context(ctx: SavedTensors, inputs: tuple[object, ...], output: object) -> None:
