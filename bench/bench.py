@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders
 from layers import layers
 from moments import moments
+from neighbour import NEIGHBOUR_LIMITS, neighbour
 from network import NETWORK_LIMITS, federation
 from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, NOISE_LIMITS, noise, privacy
@@ -99,6 +100,7 @@ LIMITS = {
     MEMORY: 100.0,
     PEAK: 2147.0,  # two GiB
     LAZY_PEAK: 2147.0,  # two GiB
+    **NEIGHBOUR_LIMITS,
     **NETWORK_LIMITS,
     **LIMITS_OF_SERVER,
     **LIMITS_OF_CLUSTER,
@@ -370,6 +372,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "head": lambda _: head(),
     "methods": methods,
     "moments": moments,
+    "neighbour": neighbour,
     "server": server,
     "reports": reports,
     "privacy": privacy,
