@@ -65,8 +65,8 @@ from methods import methods
 from secure import SECURE_LIMITS, secure
 
 TARGETS = {
-    "W1.ratio": 5.0,
-    "W2.ratio": 2.4,
+    "W1.ratio": 8.0,
+    "W2.ratio": 3.2,
     "W3.ratio": 6.0,
     DISTILLING: 1.3,
     WHOLE: 1.0,

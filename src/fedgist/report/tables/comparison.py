@@ -383,7 +383,7 @@ def overlap_of(runs: Sequence[FinishedRun]) -> float:
 
 
 def _check_metric(runs: Sequence[FinishedRun], metric: str) -> None:
-    if any(run.last(metric) is not None for run in runs):
+    if any(len(run.column(metric)[0]) for run in runs):  # a run that diverged had it before
         return
     last_lines = [line for run in runs for line in run.rounds[-1:]]
     columns = sorted(

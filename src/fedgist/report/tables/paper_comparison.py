@@ -27,7 +27,7 @@ from fedgist.report.tables.study_tables import chance, printed_accuracy
 TUNED = "eval/client/finetuned_accuracy_mean"
 TRAINED = "eval/client/trained_accuracy_mean"
 LEAST_FOR_ERROR = 3  # seeds
-NOT_RUN = "not yet run"
+NOT_RUN, NO_SCORE = "not yet run", "diverged"
 PRINTED = "the paper's"
 
 
@@ -119,8 +119,8 @@ def accuracies(
     columns: dict[str, Cell] = {
         "": lambda row: row.label,
         "rounds": _of(lambda row: str(row.rounds[1])),
-        "seeds": _of(lambda row: str(row.final.count if row.final else 0)),
-        "ours": lambda row: _ours(row) if row.row else NOT_RUN,
+        "seeds": _of(lambda row: str(row.final.count if row.final else len(row.runs))),
+        "ours": _ours_or_why_not,
         PRINTED: _printed,
         "difference": lambda row: _difference(row) if comparable else "-",
         "against local training": lambda row: _gain(row, _reference(rows, local, row)),
@@ -174,6 +174,12 @@ def _after(row: Row, number: int) -> str:
 
 def _mean(values: Mapping[Draw, float]) -> Estimate | None:
     return estimate([*values.values()])
+
+
+def _ours_or_why_not(row: PaperRow) -> str:
+    if row.row is None:
+        return NOT_RUN
+    return _ours(row) if row.row.final else NO_SCORE
 
 
 def _ours(row: PaperRow) -> str:
