@@ -44,6 +44,7 @@ from relay import LATER, relay
 from reports import reports
 from roofline import COPIES, roofline
 from server_share import LIMITS_OF_SERVER, server
+from small_tables import SMALL_LIMITS, small_tables
 from starts import FRESH, HELP, OTHER_METHOD, REMEMBERED, starts
 from turns import compared, turn
 from workloads import (
@@ -101,6 +102,7 @@ LIMITS = {
     PEAK: 2147.0,  # two GiB
     LAZY_PEAK: 2147.0,  # two GiB
     **NEIGHBOUR_LIMITS,
+    **SMALL_LIMITS,
     **NETWORK_LIMITS,
     **LIMITS_OF_SERVER,
     **LIMITS_OF_CLUSTER,
@@ -374,6 +376,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "moments": moments,
     "neighbour": neighbour,
     "server": server,
+    "tables": small_tables,
     "reports": reports,
     "privacy": privacy,
     "noise": noise,

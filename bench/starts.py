@@ -40,7 +40,7 @@ def starts(repeats: int) -> dict[str, float]:
             ):
                 seconds.setdefault(name, []).append(_start(place, cache, method))
             begin = time.perf_counter()
-            _fedgist(cache, "--help")
+            fedgist_in(cache, "--help")
             seconds.setdefault(HELP, []).append(time.perf_counter() - begin)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
@@ -57,13 +57,14 @@ def _start(place: Path, cache: Path, method: str) -> float:
     }
     settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     begin = time.perf_counter()
-    _fedgist(cache, "run", "fedlog/mnist", "--quiet", "--out", str(out), *settings)
+    fedgist_in(cache, "run", "fedlog/mnist", "--quiet", "--out", str(out), *settings)
     whole = time.perf_counter() - begin
     line = json.loads((out / "rounds.jsonl").read_text("utf-8").splitlines()[0])
     return whole - float(line["time/round_s"])
 
 
-def _fedgist(cache: Path, *words: str) -> None:
+def fedgist_in(cache: Path, *words: str) -> None:
+    """Run one of fedgist's commands with this user's cache."""
     command = [sys.executable, "-m", "fedgist.cli", *words]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)

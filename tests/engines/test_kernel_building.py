@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -176,26 +177,22 @@ def test_without_a_compiler_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         kernel_library.build()
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "wrong"),
+    [
+        (compiled_convolution, "convolve", negative),
+        (hadamard, "_transformed", lambda x: x + 1),
+    ],
+)
 def test_kernels_that_compute_wrongly_are_refused_and_deleted(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, name: str, wrong: object, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert kernel_library.build() == kernel_library.library_path()
-    compiled_convolution.check()
-    monkeypatch.setattr(compiled_convolution, "convolve", negative)
+    module.check()
+    monkeypatch.setattr(module, name, wrong)
     with pytest.raises(InputError, match="the compiled kernels give wrong results"):
-        compiled_convolution.check()
-    assert not kernel_library.library_path().exists()
-
-
-def test_a_transform_that_is_compiled_wrongly_is_refused_and_deleted(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel_library.build()
-    hadamard.check()
-    monkeypatch.setattr(hadamard, "_transformed", lambda x: x + 1)
-    with pytest.raises(InputError, match="the compiled kernels give wrong results"):
-        hadamard.check()
-    assert not kernel_library.library_path().exists()
+        module.check()
+    assert not built(cache)
 
 
 def test_kernels_that_cannot_be_loaded_are_an_error(

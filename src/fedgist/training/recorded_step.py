@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
@@ -136,8 +135,8 @@ def _plain_values(module: nn.Module) -> list[object]:
 
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether tensors are equal to the bit, numbers that are none included."""
+    """Return whether tensors are equal to the bit, in NaN and the sign of zero as well."""
     return all(
-        torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
         for a, b in zip(first, second, strict=True)
     )
