@@ -1,4 +1,4 @@
-"""How much of a round is spent at the server, for every method at its paper's size.
+"""How much of a round is spent at the server, for the methods of the four papers at their sizes.
 
 The seconds of a round are divided into
 
@@ -90,15 +90,15 @@ MEASURED = {
     "flesd": Measured(FLESD_SMALL, "", 4, DISTILLING, training=25.0, distilling=100.0),
 }
 AT_SERVER = ("updates", "downloads", "own evaluation", "exchange and checks", "record")
-LIMITS_OF_SERVER = {f"server: {name}, share of a round": MOST for name in METHODS}
+LIMITS_OF_SERVER = {f"server: {name}, share of a round": MOST for name in MEASURED}
 
 
 def server(repeats: int) -> dict[str, float]:
     """Return the seconds of each part of a round, and the server's share, for every method."""
     del repeats  # a share is a mean over rounds
     figures: dict[str, float] = {}
-    for name in METHODS:
-        parts = parts_of(name, MEASURED[name])
+    for name, measured in MEASURED.items():
+        parts = parts_of(name, measured)
         whole = sum(parts.values())
         at_server = sum(parts[part] for part in AT_SERVER)
         figures |= {f"server: {name}, {part} s": seconds for part, seconds in parts.items()}

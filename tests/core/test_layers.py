@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.nets.compiled.kernel_library import Kernel
-from fedgist.core.nets.convolution import Conv2d, MaxPool2d
+from fedgist.core.nets.convolution import AveragePool2d, Conv2d, MaxPool2d
 from fedgist.core.nets.layers import BatchNorm, Dropout, Pass, current, replace_layers
 from fedgist.testing.laws import close
 
@@ -401,6 +401,26 @@ def test_among_equals_one_place_of_a_window_gets_the_whole_gradient() -> None:
         1.0,
     ]
     assert float(grad.sum()) == 4.0
+
+
+@pytest.mark.parametrize("innermost", [True, False], ids=["batch innermost", "plain"])
+@pytest.mark.parametrize("shape", [(3, 8, 5, 7, 7), (1, 64, 3, 4, 6), (2, 1, 4, 9, 1)], ids=str)
+def test_a_mean_of_images_is_torchs_in_any_order_of_memory(
+    shape: tuple[int, ...], *, innermost: bool
+) -> None:
+    # rejects means over the batch or the channels, and gradients that are not divided
+    x = numbers(*shape)
+    if innermost:  # as compiled convolutions leave it
+        x = x.permute(0, 2, 3, 4, 1).contiguous().permute(0, 4, 1, 2, 3)
+    x = x.requires_grad_()
+    layer = replace_layers(nn.Sequential(nn.AdaptiveAvgPool2d((1, 1))))
+    assert isinstance(next(layer.children()), AveragePool2d)
+    out = torch.func.vmap(layer)(x)
+    expected = torch.stack([F.adaptive_avg_pool2d(images, 1) for images in x])
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(grads(out, x), grads(expected, x))
+    if not innermost:
+        assert torch.equal(out, expected)
 
 
 # convolutions that pool

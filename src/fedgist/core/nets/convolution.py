@@ -168,6 +168,12 @@ class _EachConv(torch.autograd.Function):
         ), 0
 
 
+class _Images(Protocol):
+    """The context of a mean: the shape of its images."""
+
+    shape: torch.Size
+
+
 class _MaxOfFour(torch.autograd.Function):
     """The largest of four groups of channels (..., 4 x channels, height, width).
 
@@ -235,6 +241,49 @@ class _MaxPool(torch.autograd.Function):
         # forward works for any leading dimensions
         out: Tensor = _MaxPool.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
         return out, 0
+
+
+class AveragePool2d(nn.Module):
+    """The mean of each channel of an image, torch's adaptive pooling to one pixel."""
+
+    def __init__(self, old: nn.AdaptiveAvgPool2d) -> None:
+        super().__init__()
+        self.old = old
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the means (batch, channels, 1, 1) of ``x`` (batch, channels, height, width)."""
+        mean: Callable[..., Tensor] = _Mean.apply if is_plain(x) else self.old
+        return mean(x)
+
+
+class _Mean(torch.autograd.Function):
+    """The mean of a channel's numbers.
+
+    The compiled convolutions leave the images of a batch innermost. From there torch's own mean
+    takes ten times as long, because it does not write its result in the same order.
+    """
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        images = x.movedim(-IMAGE, -1)
+        if x.shape[-IMAGE] > 1 and images.is_contiguous():
+            return images.mean((-3, -2)).mT.contiguous()[..., None, None]
+        return x.mean((-2, -1), keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx: _Images, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: _Images, *grads: Tensor) -> Tensor:
+        return (grads[0] / (ctx.shape[-2] * ctx.shape[-1])).expand(ctx.shape)
+
+    @staticmethod
+    def vmap(info: Lot, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        del info
+        # forward works for any leading dimensions
+        mean: Callable[..., Tensor] = _Mean.apply
+        return mean(x.movedim(in_dims[0], 0)), 0
 
 
 class _Gradient(torch.autograd.Function):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedgist.core import random
 from fedgist.core.autograd_types import Lot, SavedTensors
 from fedgist.core.nets.batch_norm import by_channel, of_each, of_stack
-from fedgist.core.nets.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
+from fedgist.core.nets.convolution import AveragePool2d, Conv2d, MaxPool2d, can_pool, pools_by_two
 
 
 @dataclass(eq=False)
@@ -283,6 +283,8 @@ def _stand_in(layer: nn.Module, name: str) -> nn.Module | None:
         new = Linear(layer)
     elif type(layer) is nn.MaxPool2d and pools_by_two(layer):
         new = MaxPool2d(layer)
+    elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
+        new = AveragePool2d(layer)
     for setting in getattr(layer, "__constants__", ()) if new is not None else ():
         if not hasattr(new, setting):  # a user's module may read the sizes of its layers
             setattr(new, setting, getattr(layer, setting))
