@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -262,16 +263,16 @@ def test_a_full_disk_of_a_host_ends_the_run_which_goes_on_with_the_same_bits(
     whole = run(rounds=4, shards=2)
     run(tmp_path, name="ray")
 
-    write = atomic_files.write
+    whole_file = atomic_files.whole
 
-    def full(path: Path, content: bytes | str, **how: bool) -> None:
+    def full(path: Path, **how: bool) -> AbstractContextManager[Path]:
         with atomic_files.room_for(path):
             if path.name.startswith("clients-"):
                 raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content, **how)
+        return whole_file(path, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_files, "write", full)
+        patch.setattr(atomic_files, "whole", full)
         with pytest.raises(DiskFullError, match=r"clients-\d.*go on with: fedgist run --resume"):
             run(tmp_path, 4, resume=True, name="ray")
     assert_equal(arrays_of(run(tmp_path, 4, resume=True, name="ray")), arrays_of(whole))

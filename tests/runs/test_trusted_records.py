@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -176,19 +177,19 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    sync, write = atomic_files.sync, atomic_files.write
+    sync, whole = atomic_files.sync, atomic_files.whole
 
     def seen_sync(path: Path) -> None:
         done.append(path.name)
         sync(path)
 
-    def seen_write(path: Path, content: bytes | str) -> None:
+    def seen_whole(path: Path, **how: bool) -> AbstractContextManager[Path]:
         if path.name == STATE.name:
             done.append(path.name)
-        write(path, content)
+        return whole(path, **how)
 
     monkeypatch.setattr(atomic_files, "sync", seen_sync)
-    monkeypatch.setattr(atomic_files, "write", seen_write)
+    monkeypatch.setattr(atomic_files, "whole", seen_whole)
     run(tmp_path / "run")
     assert done[:12] == ["rounds.jsonl", "clients.jsonl", "edges.jsonl", STATE.name] * 3
 

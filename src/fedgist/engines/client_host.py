@@ -24,6 +24,7 @@ from fedgist.core.objectives.objective import RowPredictions
 from fedgist.core.optim import OptimizerState
 from fedgist.core.tree import Tree, below, build, map_leaves, named, take
 from fedgist.data.examples import Examples, labels_of
+from fedgist.data.sources.file_sizes import in_words
 from fedgist.engines.client_requests import (
     PredictRequest,
     ScoreRequest,
@@ -40,7 +41,7 @@ from fedgist.engines.population import HostSettings, OwnSettings, Population
 from fedgist.errors import CheckpointError, RecipeError
 from fedgist.training import cohort as cohorts
 from fedgist.training import inference, local_training
-from fedgist.training.client_store import ClientStore
+from fedgist.training.client_store import ClientStore, folder
 from fedgist.training.cohort import Clients, Cohort, with_steps
 from fedgist.training.recorded_step import Recordings
 
@@ -248,15 +249,35 @@ class ClientHost:
             store.restore(below(f"{architecture}/", arrays))
 
     def _stores(self) -> tuple[type, dict[str, ClientStore]]:
-        stores, own_type = {}, Nothing
+        firsts, members, own_type = dict[str, dict[str, Tensor]](), dict[str, list[int]](), Nothing
         for name, arch in self.laid_out_models.items():
             ctx = Context(self.key, self._task(name), 0, "init", architecture=name)
             own = self.method.init_client(self._start_net(arch), ctx)
             own_type = type(own)
-            members = [c.id for c in self.population.clients if name in c.architectures]
-            first = self._kept(self._client(name, own))
-            stores[name] = ClientStore(members, first, self.settings.device)
-        return own_type, stores
+            members[name] = [c.id for c in self.population.clients if name in c.architectures]
+            firsts[name] = self._kept(self._client(name, own))
+        self.state_bytes = sum(
+            len(members[name]) * array.nbytes
+            for name, first in firsts.items()
+            for array in first.values()
+        )
+        self.in_file = self.settings.keeps_in_file(self.state_bytes)
+        device = self.settings.device
+        return own_type, {
+            name: ClientStore(members[name], first, device, in_file=self.in_file)
+            for name, first in firsts.items()
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """What is kept in files, because it takes more memory than it may."""
+        notes = [kept.note for kept in self.features.values() if kept.note]
+        if self.in_file:
+            notes.append(
+                f"what absent clients keep (up to {in_words(self.state_bytes)}) is in a file of "
+                f"{folder()} (engine.memory_limit)"
+            )
+        return notes
 
     def _client(self, architecture: str, own: Tree) -> Clients:
         """Return one client in its first state, with the optimizer state that it will keep."""

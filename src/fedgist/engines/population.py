@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -15,6 +16,7 @@ from fedgist.core.training import Work
 from fedgist.data.client_rows import Rows
 from fedgist.data.examples import Examples
 from fedgist.data.lazy_rows import LazyRows, RowService, RowSource
+from fedgist.data.sources.file_sizes import usable_memory
 from fedgist.engines.engine import Split
 
 
@@ -104,10 +106,17 @@ class HostSettings:
     trained_every: int = 0
     features: Features = "kept"
     feature_memory: int | None = None  # bytes; None: a quarter of the usable memory
+    memory_limit: int | None = None  # bytes; None: the usable memory
     # clients' own settings, if they have any
     own: Mapping[int, OwnSettings] = field(default_factory=dict)
     # the steps of each phase in the federation that a simulation repeats, if it does
     steps: Mapping[StepsKey, tuple[int, ...]] | None = None
+
+    def keeps_in_file(self, size: int) -> bool:
+        """Return whether clients' state of so many bytes is kept in a file: over half the limit."""
+        limit = self.memory_limit or usable_memory()
+        on_linux = sys.platform.startswith("linux")  # elsewhere files cannot be kept out of memory
+        return on_linux and self.device == "cpu" and size > limit // 2
 
     def work(self, client: int) -> Work | None:
         """Return how long a client trains, if it has a length of its own."""

@@ -355,7 +355,10 @@ class EngineSection(_Section):
     Another value changes the last bits of results.
     """
     memory_limit: Annotated[int, Field(ge=1)] | None = None
-    """Memory for stacks of clients, in bytes. The default is half of the machine's memory."""
+    """Memory for stacks of clients, in bytes. The default is half of the machine's memory.
+
+    If the state of all clients takes more than half of it, a file of the user's cache keeps it.
+    """
     keep_features: bool = True
     """Whether rows are encoded once, if the body is frozen and no row changes.
 

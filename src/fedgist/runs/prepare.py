@@ -117,9 +117,8 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
     else:
         parts = side.method, side.task, world.population, settings, side.plans
         engine = LocalEngine(*parts, shards=shards)
-        for kept in engine.host.features.values():
-            if kept.note:
-                say(kept.note)
+        for note in engine.host.notes:
+            say(note)
     if recipe.clients.delay:
         engine = DelayedEngine(engine, by_chance(recipe.seed, recipe.clients.delay))
     return engine, shards

@@ -233,6 +233,7 @@ def host_settings(setup: Setup, task: Task, names: Sequence[str]) -> HostSetting
         trained_every=recipe.evaluate.trained_every,
         features="kept" if recipe.engine.keep_features else "anew",
         feature_memory=recipe.engine.feature_memory,
+        memory_limit=recipe.engine.memory_limit,
         own=client_settings(tables, setup.method, task, task.num_clients, key, names),
     )
 

@@ -12,6 +12,7 @@ from fedgist.errors import DiskFullError, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OWNER_ONLY, OWNER_ENTERS = 0o600, 0o700  # modes of a private file and of a private folder
+ANYONE = 0o666  # the mode of other files, less what the process takes away
 
 
 @contextlib.contextmanager
@@ -34,32 +35,33 @@ def write(path: Path, content: bytes | str, *, private: bool = False, durable: b
     ``path`` at once.
     """
     blob = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with room_for(path):
+            path.write_bytes(blob)
+        return
+    with whole(path, private=private, durable=durable) as part:
+        part.write_bytes(blob)
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[Path]:
+    """Yield a new file for the content of ``path``; at the end flush it and rename it, as above."""
     if path.is_dir():
         raise OutputError(f"{path} is a folder, not a file to write")
-    with room_for(path):
-        if path.exists() and not path.is_file():
-            path.write_bytes(blob)
-        else:
-            _replace(path, blob, private=private, durable=durable)
-
-
-def _replace(path: Path, blob: bytes, *, private: bool, durable: bool) -> None:
     target = path.resolve() if path.is_symlink() else path
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if private:
-                part.touch(OWNER_ONLY, exist_ok=False)
-            file = part.open("wb")
-        except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
-        with file:
-            file.write(blob)
+        with room_for(path):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                part.touch(OWNER_ONLY if private else ANYONE, exist_ok=not private)
+            except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as why:
+                raise OutputError(f"{path} cannot be written: {why.strerror}") from why
+            yield part
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        part.replace(target)
+                with part.open("rb") as file:
+                    os.fsync(file.fileno())
+            part.replace(target)
     finally:
         if part.parent.is_dir():
             part.unlink(missing_ok=True)

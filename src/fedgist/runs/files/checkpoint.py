@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fedgist.core.tree import below, under
 from fedgist.errors import CheckpointError, first_line, listed
-from fedgist.runs.files import atomic_files as files
-from fedgist.runs.files.array_files import BROKEN, as_bytes, on_cpu, read_arrays
+from fedgist.runs.files.array_files import BROKEN, on_cpu, read_arrays, save_arrays
 from fedgist.runs.files.digests import of_arrays, of_text
 from fedgist.runs.files.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
 from fedgist.runs.files.run_directory import remove_parts
@@ -114,7 +113,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     # sealed by itself, too: whoever reads it alone need not read the arrays
     entry = sealed(rounds | now | asdict(checkpoint.binding))
     entry[WHOLE] = _digest(entry, arrays)
-    files.write(folder / STATE, as_bytes(HEADER_KEY, json.dumps(entry), arrays))
+    save_arrays(folder / STATE, HEADER_KEY, json.dumps(entry), arrays)
     kept = [name for parts in files_of.values() if parts for name in parts.files]
     remove_parts(folder / STATE.parent, kept)
 

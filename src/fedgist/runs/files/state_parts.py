@@ -13,8 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgist.errors import CheckpointError, first_line
-from fedgist.runs.files import atomic_files
-from fedgist.runs.files.array_files import BROKEN, as_bytes, on_cpu, read_arrays
+from fedgist.runs.files.array_files import BROKEN, on_cpu, read_arrays, save_arrays
 from fedgist.runs.files.digests import of_arrays
 from fedgist.runs.files.run_directory import PART
 
@@ -49,7 +48,7 @@ def write_part(folder: Path, shard: int, arrays: dict[str, Tensor]) -> dict[str,
     arrays = on_cpu(arrays)
     digest = of_arrays(arrays)
     name = f"{PART}{shard}-{digest[:16]}.safetensors"
-    atomic_files.write(folder / name, as_bytes(HEADER, str(shard), arrays))
+    save_arrays(folder / name, HEADER, str(shard), arrays)
     return {name: digest}
 
 
