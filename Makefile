@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help install demo test test-all test-rest check pythons docs docs-links wheel fuzz mutants longer format results bench clean
+.PHONY: help install demo test test-all test-rest check pythons docs docs-links wheel wheels fuzz mutants longer format results bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(STAMP): $(READY)
-	$(PIP) -c constraints.txt --group dev --group docs -e ".[plot,table,images,huggingface,tune,onnx,track,privacy,text,federation,ray,encoders]"
+	$(PIP) -c constraints.txt --group dev --group docs -e ".[plot,table,images,huggingface,tune,onnx,track,privacy,text,federation,ray,encoders,compiler]"
 	touch $(STAMP)
 
 demo: $(READY) ## A good minute, 1.1 GB: FedLog, local training and FedAvg on twenty clients with two kinds of model
@@ -81,6 +81,9 @@ docs-links: docs ## Whether the links to other sites lead somewhere; needs the n
 
 wheel: $(STAMP) ## The package, in dist/
 	$(BIN)/python -m pip --disable-pip-version-check -q wheel --no-deps -w dist .
+
+wheels: $(STAMP) ## Wheels with compiled kernels for Linux on x86-64 and aarch64, in dist/
+	$(BIN)/python deploy/wheels.py dist
 
 fuzz: $(STAMP) ## 10,000 broken recipes, records, checkpoints, data files and Python arguments; CASES=... for more
 	PYTHONPATH=tests $(BIN)/python -m fuzz.suite --cases $(or $(CASES),10000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -104,3 +105,46 @@ def test_two_rounds_of_the_demo(wheel: Path, tmp_path: Path, outside: dict[str, 
         [python, "-c", "import fedgist; print(fedgist.__file__)"], tmp_path, code=0, **outside
     )
     assert str(tmp_path) in where.stdout
+
+
+WITHOUT_COMPILER = """
+import numpy as np
+import fedgist
+from fedgist.core.nets.compiled import kernel_library
+kernel_library.compiler = lambda: None  # zig's may be installed
+images = np.random.default_rng(0).normal(size=(40, 3, 16, 16)).astype("float32")
+rows = images, np.arange(40) % 10, images[:10], np.arange(10)
+plan = {"conv4": {"cohort_size": 2, "kernels": {"conv1": "compiled"}}}
+recipe = {
+    "model": {"name": "conv4"}, "clients": {"num_clients": 2}, "partition": {"name": "iid"},
+    "train": {"num_rounds": 1, "batch_size": 8}, "engine": {"workers": 1, "plans": plan},
+}
+print(fedgist.__file__, fedgist.run(recipe, data=rows).rounds[0]["train/loss"])
+"""
+
+
+def test_wheels_with_kernels_need_no_compiler(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang", reason="the extra `compiler` is not installed")
+    made = call([sys.executable, ROOT / "deploy/wheels.py", tmp_path / "dist"], tmp_path, code=None)
+    skip_without_registry(made)
+    assert made.returncode == 0, made.stderr
+    wheels = {path.stem.rpartition("_2_17_")[2]: path for path in (tmp_path / "dist").iterdir()}
+    assert set(wheels) == {"x86_64", "aarch64"}
+    here = next(line for line in made.stdout.splitlines() if f"{platform.machine()}.whl" in line)
+    assert ": tried " in here
+    with zipfile.ZipFile(wheels[platform.machine()]) as archive:
+        archive.extractall(tmp_path / "installed")
+    (tmp_path / "empty").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_COMPILER)
+    done = call(
+        [sys.executable, script],
+        tmp_path,
+        PYTHONPATH=str(tmp_path / "installed"),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+        PATH=str(tmp_path / "empty"),
+    )
+    where, loss = done.stdout.split()
+    assert Path(where).is_relative_to(tmp_path / "installed")
+    assert float(loss) > 0
+    assert not list((tmp_path / "cache").rglob("*.so"))

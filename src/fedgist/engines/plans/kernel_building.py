@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core import hadamard
-from fedgist.core.nets.compiled import compiled_convolution, kernel_library
+from fedgist.core.nets.compiled import compiled_convolution, kernel_library, wheel_kernels
 from fedgist.engines.plans.plan import remembered
 from fedgist.errors import InputError, OutputError
 
@@ -35,12 +35,14 @@ def have_kernels(say: Callable[[str], None]) -> None:
     each later one, and it is not tried again with the same compiler.
     """
     command = kernel_library.compiler()
-    if kernel_library.library() is not None or command is None:
+    if command is None and (why := wheel_kernels.why_none()):
+        say(f"{why}: convolutions are torch's")
+    if command is None or _are_built():
         return
 
     def build() -> dict[str, Any]:
         kernel_library.library.cache_clear()
-        if kernel_library.library() is None:  # no other process has built them meanwhile
+        if not _are_built():  # no other process has built them meanwhile
             say("compiling faster convolutions for this machine (once, a few seconds)")
             try:
                 build_kernels()
@@ -51,6 +53,13 @@ def have_kernels(say: Callable[[str], None]) -> None:
     about = {"library": kernel_library.library_path().name, "compiler": command}
     failed = remembered(about, build)["failed"]
     kernel_library.library.cache_clear()
-    if kernel_library.library() is None:
+    if not _are_built():
         why = failed or "the compiled kernels of before are gone"
-        say(f"{why}: convolutions are torch's, until `fedgist compile` has built faster ones")
+        instead = "torch's" if kernel_library.library() is None else "those of the wheel"
+        say(f"{why}: convolutions are {instead}, until `fedgist compile` has built faster ones")
+
+
+def _are_built() -> bool:
+    """Return whether this machine has kernels of its own, which can be loaded."""
+    path = kernel_library.library_path()
+    return kernel_library.library() is not None and kernel_library.library_file() == path

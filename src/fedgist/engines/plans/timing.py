@@ -19,7 +19,7 @@ from fedgist.core.nets.compiled.kernel_library import (
     KernelChoice,
     compiler,
     library,
-    library_path,
+    library_file,
 )
 from fedgist.core.nets.convolution import Conv2d
 from fedgist.core.nets.kernel_choice import compilable
@@ -142,7 +142,7 @@ class _Probe:
         way = {
             "method": [type(self.method).__qualname__, repr(vars(self.method))],
             "code": _code_of([self.method, self.task.objective]),
-            "kernels": library_path().name if self.may_compile(name, arch) and library() else "",
+            "kernels": self._library(name, arch),
         }
         net = self._description(name, arch)
         # which method trains changes what can be stacked, and hardly what is fastest
@@ -157,6 +157,11 @@ class _Probe:
                 lambda: asdict(self._measured(name, arch, candidates, cores, compiled=compiled)),
             )
         )
+
+    def _library(self, name: str, arch: Architecture) -> str:
+        """Return the name of the library of kernels that may train an architecture, or nothing."""
+        file = library_file() if self.may_compile(name, arch) and library() else None
+        return "" if file is None else file.name
 
     def _description(self, name: str, arch: Architecture) -> dict[str, object]:
         """Return what a step's time depends on: the net, its training, and the rows."""

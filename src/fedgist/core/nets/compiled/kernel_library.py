@@ -1,5 +1,7 @@
 """The library of compiled kernels: it is built by this machine's C compiler, and loaded if present.
 
+Where none has been built, that of a wheel for this machine is loaded, if there is one.
+
 The library's file name holds a digest of the source, the compiler's flags and the processor. So a
 library is never loaded on another kind of processor, or with another version of fedgist.
 """
@@ -23,13 +25,14 @@ from typing import Literal
 
 from platformdirs import user_cache_path
 
+from fedgist.core.nets.compiled import wheel_kernels
+from fedgist.core.nets.compiled.wheel_kernels import SOURCE
 from fedgist.errors import InputError, OutputError
 
 #: How a convolution of stacked clients runs: one by one, as one grouped convolution, or compiled.
 Kernel = Literal["each", "grouped", "compiled"]
 Compiled = Literal["compiled"]  # what a plan may say of a layer
 KernelChoice = Literal["auto", "torch"]  # the compiled ones wherever they are faster, or none
-SOURCE = Path(__file__).with_name("kernels.c")
 # without -ffast-math: NaN must stay NaN
 FLAGS = (
     "-O3",
@@ -44,11 +47,18 @@ HOW = "run `fedgist compile` to build them (a C compiler is needed)"
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, or None if they have not been built on this machine."""
+    """Return the compiled kernels, or None if this machine has none."""
+    path = library_file()
     try:
-        return ctypes.CDLL(str(library_path()))
+        return None if path is None else ctypes.CDLL(str(path))
     except OSError:
         return None
+
+
+def library_file() -> Path | None:
+    """Return the library that is used: the one built here, else that of the wheel, or None."""
+    path = library_path()
+    return path if path.exists() else next(iter(wheel_kernels.runnable()), None)
 
 
 def compiler() -> list[str] | None:
