@@ -85,6 +85,25 @@ def bare_local(about: Clients) -> Bare:
     return _bare(work, about, lambda client, x: nets[client](x))
 
 
+def bare_fedper(about: Clients) -> Bare:
+    """Return FedPer: bodies become their mean, weighted by rows, and heads stay with clients."""
+    nets = _copies(about)
+    weights = torch.tensor([float(len(y)) for _, y in about.rows])
+    shares = weights / weights.sum()
+
+    def work() -> None:
+        for net, rows in zip(nets, about.rows, strict=True):
+            _learn(net, about.adam(net.parameters()), rows, about, _cross_entropy(net))
+        bodies = [net[:-1].parameters() for net in nets]
+        with torch.no_grad():
+            for arrays in zip(*bodies, strict=True):
+                mean = torch.tensordot(shares, torch.stack(arrays), 1)
+                for array in arrays:
+                    array.copy_(mean)
+
+    return _bare(work, about, lambda client, x: nets[client](x))
+
+
 def bare_fedlog(about: Clients, nu: float = 1.0) -> Bare:
     """Return FedLog: bodies learn below a fixed head, which the server solves for (eq. 14)."""
     nets = _copies(about)

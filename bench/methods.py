@@ -1,9 +1,9 @@
-"""A round of four methods at their papers' sizes, against bare loops of the same methods.
+"""A round of five methods at their papers' sizes, against bare loops of the same methods.
 
-FedLog and FedProto: FedLog's MNIST setting, 50 clients x 60 images, 5 epochs in batches of 10.
-Representation sharing: its MNIST setting, 5 clients x 240 images, batches of 32. MergedCodist: its
-CIFAR setting, 20 clients of each pool x 100 images, batches of 20, and 32 steps of distillation on
-128 public images. Nothing is cut. Rounds are timed without evaluation.
+FedLog, FedProto and FedPer: FedLog's MNIST setting, 50 clients x 60 images, 5 epochs in batches of
+10. Representation sharing: its MNIST setting, 5 clients x 240 images, batches of 32. MergedCodist:
+its CIFAR setting, 20 clients of each pool x 100 images, batches of 20, and 32 steps of distillation
+on 128 public images. Nothing is cut. Rounds are timed without evaluation.
 
 That the bare loops reach the methods' accuracy is shown by tests/methods/test_bare_loops.py.
 """
@@ -21,6 +21,7 @@ from bare_methods import (
     Codistillation,
     Rows,
     bare_fedlog,
+    bare_fedper,
     bare_fedproto,
     bare_merged_codist,
     bare_repshare,
@@ -39,9 +40,12 @@ from fedgist.runs.prepare import prepare_run
 SIZES = {
     "fedlog": FEDLOG_MNIST,
     "fedproto": FEDLOG_MNIST,
+    "fedper": FEDLOG_MNIST,
     "repshare": REPSHARE_MNIST,
     "merged_codist": CODISTILLATION_CIFAR,
 }
+# as in the bare loop: the recipe's FedPer keeps two layers at the clients
+CHANGES = {"fedper": ("method.local_layers=1",)}
 UNEVALUATED = (f"train.num_rounds={NEVER}", f"evaluate.every={NEVER}")
 LARGE = {"channels": [32, 64, 64], "hidden": [128, 256]}
 SERVER = Codistillation(
@@ -73,7 +77,8 @@ def _compared(method: str, size: PaperSize, repeats: int) -> dict[str, float]:
         f"bare, {'fused, ' if fused else ''}{count} threads": made(fused, count).do_round
         for fused, count in kinds
     }
-    with rounds_of(*prepare_run(size.setup(method, *UNEVALUATED))) as round_of:
+    changes = (*UNEVALUATED, *CHANGES.get(method, ()))
+    with rounds_of(*prepare_run(size.setup(method, *changes))) as round_of:
         ours = {f"fedgist, {default_workers('cpu')} workers": round_of}
         return compared(method, {**ours, **bare}, repeats)
 
@@ -114,6 +119,7 @@ def _codistilled(size: PaperSize) -> Made:
 LOOPS: dict[str, Callable[[PaperSize], Made]] = {
     "fedlog": _fedlogs(bare_fedlog),
     "fedproto": _fedlogs(bare_fedproto),
+    "fedper": _fedlogs(bare_fedper),
     "repshare": _sharing,
     "merged_codist": _codistilled,
 }

@@ -154,6 +154,7 @@ def codistilled() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "fedlog": lambda: skewed("fedlog", bare.bare_fedlog),
     "fedproto": lambda: skewed("fedproto", bare.bare_fedproto),
+    "fedper": lambda: skewed("fedper", bare.bare_fedper),
     "repshare": sharing,
     "merged_codist": codistilled,
 }
