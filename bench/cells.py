@@ -4,8 +4,8 @@
 
 A run is one method and one seed at the paper's size, tests included; the paper's cells are means
 of ten. The first rounds of each are timed, on random images in the shape of the column's, and the
-time of a run is its start and as many rounds as the recipe has. Tests of copies after local
-training, which the recipes have every 20 rounds, are left out.
+time of a run is that of its start and of as many rounds as the recipe has. Tests of copies after
+local training, which the recipes have every 20 rounds, are left out.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def main() -> None:
     for column in args.columns:
         size, seconds = COLUMNS[column], {}
         for method in args.methods:
-            start, each, rounds = _timed(size, method, args.device)
-            seconds[method] = start + rounds * each
+            first, each, rounds = _timed(size, method, args.device)
+            seconds[method] = first + (rounds - 1) * each
             print(
-                f"{column} {method}: {each:.2f} s a round, {rounds} rounds, start {start:.1f} s: "
-                f"{HOUR / seconds[method]:.1f} runs an hour",
+                f"{column} {method}: {first:.1f} s to the end of the first round, {each:.2f} s for "
+                f"each of {rounds - 1} others: {HOUR / seconds[method]:.1f} runs an hour",
                 flush=True,
             )
         print(
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _timed(size: PaperSize, method: str, device: str) -> tuple[float, float, int]:
-    """Return the seconds of a run's start and of one of its rounds, and its number of rounds."""
+    """Return seconds to the end of the first round, those of a later one, and the rounds."""
     rounds = read(find_recipe(size.recipe)).train.num_rounds
     marks = []
     changes = (f"train.num_rounds={TIMED + 2}", "evaluate.trained_every=0")
@@ -75,7 +75,7 @@ def _timed(size: PaperSize, method: str, device: str) -> tuple[float, float, int
         fedgist.run(recipe, data=size.data(), out=f"{folder}/run", callback=ended, progress=False)
     # the last round does not count: it has tests of its own
     each = statistics.mean(b - a for a, b in itertools.pairwise(marks[:-1]))
-    return marks[0] - begin - each, each, rounds
+    return marks[0] - begin, each, rounds
 
 
 if __name__ == "__main__":
