@@ -75,7 +75,7 @@ def test_a_full_disk_does_not_end_a_run_because_of_its_view(
     board = StatusBoard(tmp_path, "run", "federation", "localhost:8443")
     board.sites = {0: SiteStatus.of(0, "berlin")}
 
-    def full(*given: Any) -> None:
+    def full(*given: Any, **how: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.open", full)
