@@ -216,6 +216,12 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def lines_so_far(path: Path) -> list[str]:
+    """Return the whole lines of a file that a process may be writing; none if it is not there."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    return text.rpartition("\n")[0].splitlines()
+
+
 def wait_for_ends(processes: Sequence[psutil.Process]) -> None:
     """Wait until processes have ended, be it that nobody has asked how (a killed parent cannot)."""
     wait_until(lambda: all(map(_ended, processes)))

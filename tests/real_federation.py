@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 
 import faulty_process as faulty
-from commands import Command, wait_until
+from commands import Command, lines_so_far, wait_until
 from fedgist.federation.keys import provision
 from three_sites import NAMES, write_rows
 
@@ -109,9 +109,7 @@ class RealFederation:
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the lines of the rounds so far."""
-        path = self.run / "rounds.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines_so_far(self.run / "rounds.jsonl")]
 
     def status(self) -> dict[str, Any]:
         """Return the state of the federation that the server wrote last."""

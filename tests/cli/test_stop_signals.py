@@ -19,6 +19,7 @@ from commands import (
     ignoring_hangups,
     in_own_group,
     in_terminal,
+    lines_so_far,
     python,
     under_timeout,
     wait_for_ends,
@@ -52,8 +53,7 @@ def write_rows(folder: Path) -> None:
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
-    path = folder / "rounds.jsonl"
-    return bare(json.loads(line) for line in path.read_text().splitlines()) if path.exists() else []
+    return bare(json.loads(line) for line in lines_so_far(folder / "rounds.jsonl"))
 
 
 def begun(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import Command, call, fedgist, wait_until
+from commands import Command, call, fedgist, lines_so_far, wait_until
 from fedgist.engines.plans.plan import Plan
 from fedgist.engines.sharded_engine import HostsHere, ShardedEngine
 from fedgist.errors import DataError, WorkerError
@@ -76,9 +76,7 @@ def recipe(nodes: Nodes, rounds: int) -> list[str]:
 
 
 def rounds_of(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "rounds.jsonl"
-    text = path.read_text("utf-8") if path.exists() else ""
-    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    lines = [json.loads(line) for line in lines_so_far(folder / "rounds.jsonl")]
     return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
 
