@@ -26,6 +26,7 @@ Every message is one line that names the key, the value and the choices.
 from __future__ import annotations
 
 import difflib
+import errno
 import reprlib
 import shlex
 import textwrap
@@ -123,6 +124,10 @@ class SealError(ReportError):
 
 class OutputError(InputError):
     """A path cannot be written to."""
+
+
+#: Numbers of a system's errors that say that there is no room.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFullError(OutputError):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedgist
-from fedgist.errors import OutputError
+from fedgist.errors import DiskFullError, OutputError
 from fedgist.runs.files.checkpoint import load
 from fedgist.training import client_store
 from fedgist.training.client_store import ClientStore
@@ -125,5 +125,5 @@ def test_a_full_disk_and_a_cache_that_cannot_be_written_are_named(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OutputError, match=r"absent clients .* No space left on device; free some"):
+    with pytest.raises(DiskFullError, match=r"absent clients .* No space left on device; free"):
         fedgist.run(RECIPE | TIGHT, out=tmp_path / "run", overwrite=True, progress=False)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedgist.core.device_copy import copied
 from fedgist.data.sources.file_sizes import in_words
-from fedgist.errors import CheckpointError, OutputError
+from fedgist.errors import FULL, CheckpointError, DiskFullError, OutputError
 
 PRESENT = "present"
 FOLDER = "state"  # in the user's cache
@@ -80,7 +80,8 @@ class _File:
         self.memory.madvise(mmap.MADV_DONTNEED)
 
     def _refusal(self, error: OSError) -> OutputError:
-        return OutputError(
+        kind = DiskFullError if error.errno in FULL else OutputError
+        return kind(
             f"the state of absent clients ({in_words(self.size)} for all of them) is kept in "
             f"{folder()}: {error}; free some space, or raise engine.memory_limit"
         )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedgist.errors import DiskFullError, OutputError
+from fedgist.errors import FULL, DiskFullError, OutputError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OWNER_ONLY, OWNER_ENTERS = 0o600, 0o700  # modes of a private file and of a private folder
 ANYONE = 0o666  # the mode of other files, less what the process takes away
 
