@@ -197,11 +197,11 @@ def test_the_penalty_minimizes_cross_validation_of_the_rows(seed: int, rows: int
 
 
 @pytest.mark.parametrize("head", ["whitened", "lda", "ridge", "qda"])
-@pytest.mark.parametrize("expand", [0, 9])
-def test_the_partition_changes_nothing(head: str, expand: int) -> None:
+@pytest.mark.parametrize(("expand", "roots"), [(0, False), (9, False), (0, True), (9, True)])
+def test_the_partition_changes_nothing(head: str, expand: int, *, roots: bool) -> None:
     """One client or two hundred: to 1e-6 with float64, to 3e-4 with float32."""
     rows = table(1)
-    method = {"head": head, "expand": expand}
+    method = {"head": head, "expand": expand, "roots": roots}
     one, five, many = (eta_of(run(rows, k, method=method)) for k in (1, 5, 200))
     size = np.abs(one[:, 1:]).max()
     for other in (five, many):
@@ -211,20 +211,25 @@ def test_the_partition_changes_nothing(head: str, expand: int) -> None:
         eta_of(run(rows, 5, method=method | {"wire": wire}, data=normal))
         for wire in ("float64", "float32")
     )
-    close = 1e-3 if expand else 3e-4  # random features are nearly collinear
+    close = 1e-3 if expand or roots else 3e-4  # roots and random features are nearly collinear
     assert np.abs(rounded - exact).max() <= close * np.abs(exact).max()
 
 
-def test_the_head_of_a_run_is_that_of_all_rows_standardized() -> None:
+@pytest.mark.parametrize("roots", [False, True])
+def test_the_head_of_a_run_is_that_of_all_rows_standardized(*, roots: bool) -> None:
     """A row that no body encodes has columns of unlike scale; the sums tell their deviations."""
     x, y = table(2)
-    deviation = x.astype(float).std(0)
-    moments = moments_of(x.astype(float) / deviation, y)
+    z = x.astype(float)
+    z = np.concatenate([z, np.sign(z) * np.sqrt(np.abs(z))], 1) if roots else z
+    deviation = z.std(0)
+    moments = moments_of(z / deviation, y)
     expected = whitened(moments, cross_validated(moments))
     counts = np.bincount(y, minlength=CLASSES)
     prior = np.log((counts + 1) / (len(y) + CLASSES))
-    eta = eta_of(run((x, y)))
-    scale = SCALES["whitened"]
+    result = run((x, y), 1, method={"roots": roots})
+    eta, scale = eta_of(result), SCALES["whitened"]
+    right = (scale * scores_of(expected, z / deviation) + prior).argmax(1) == y
+    assert result.rounds[-1]["eval/client/accuracy_mean"] == pytest.approx(right.mean())
     np.testing.assert_allclose(eta[:, 1:] * deviation, scale * expected.weight.numpy(), rtol=1e-5)
     np.testing.assert_allclose(eta[:, 0], scale * expected.bias.numpy() + prior, rtol=1e-5)
 
@@ -273,6 +278,8 @@ def test_means_forget_a_client_exactly() -> None:
         ({"head": "lda"}, {}, 512),
         ({"expand": 7}, {}, 7),
         ({"expand": 0}, {}, 0),
+        ({"expand": 0, "roots": True}, {}, WIDTH),
+        ({"expand": 7, "roots": True, "project": 4}, {}, 2 * 4 + 7 - WIDTH),
         ({"head": "qda"}, {}, 0),
         ({"project": 4}, {}, -2),
         ({"wire": "float32", "head": "cosine"}, {}, None),
@@ -297,7 +304,9 @@ def test_rows_that_no_body_encodes_get_random_features(
         assert torch.equal(known_of(same).head.eta, known_of(result).head.eta)
 
 
-@pytest.mark.parametrize("about", [{}, {"head": "qda"}, {"expand": 5}, {"wire": "int8"}])
+@pytest.mark.parametrize(
+    "about", [{}, {"head": "qda"}, {"expand": 5}, {"roots": True}, {"wire": "int8"}]
+)
 def test_a_client_is_taken_out_of_the_totals(about: dict[str, Any], tmp_path: Path) -> None:
     """The head is that of the others, who go on alone; exactly, but for codes of 8 bits."""
     rows, folder = plain(19, 300), tmp_path / "run"
@@ -708,6 +717,7 @@ def test_a_triangle_is_the_matrix(m: int, seed: int) -> None:
         ({"privacy": PRIVATE | {"clip": 2.0}}, "rows to length 1: state 1"),
         ({"privacy": PRIVATE, "method": {"head": "qda"}}, "has no form for private rows"),
         ({"privacy": PRIVATE, "method": {"expand": 4}}, "columns of like scale"),
+        ({"privacy": PRIVATE, "method": {"roots": True}}, "columns of like scale"),
         ({"privacy": PRIVATE, "method": {"calibrate": True}}, "unknown sensitivity"),
         ({"privacy": PRIVATE, "method": {"wire": "int8"}}, "noise takes numbers off the codes"),
         (

@@ -241,13 +241,19 @@ def projected(z: Tensor, key: Tensor, count: int) -> Tensor:
     return z @ matrix / math.sqrt(count)
 
 
-def with_random_features(z: Tensor, key: Tensor, count: int) -> Tensor:
-    """Return features (batch, m) with ``relu(R z / |z| + b / 2)`` behind, (batch, m + count).
+def widened(z: Tensor, key: Tensor, project: int, count: int, *, roots: bool) -> Tensor:
+    """Return features (batch, m), or ``project`` projections of them, and what is put behind.
 
-    R and b are standard normal numbers of the key (), so nothing of other rows is needed.
+    That is the signed square root of each, and ``count`` random ones, ``relu(R z / |z| + b / 2)``.
+    The projections, R and b are standard normal numbers of the key (1,), so nothing of other rows
+    is needed; with an empty key there are none, and ``z`` stays.
     """
-    matrix = random.normal(random.fold(key, 0), (z.shape[1], count)).to(z.dtype)
-    shift = random.normal(random.fold(key, 1), (count,)).to(z.dtype)
-    length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-    unit = z / torch.where(length > 0, length, 1.0)
-    return torch.cat([z, (unit @ matrix + shift / 2).relu()], dim=1)
+    z = projected(z, key.view(()), project) if project and len(key) else z
+    behind = [z.abs().sqrt() * z.sign()] if roots else []
+    if count and len(key):
+        matrix = random.normal(random.fold(key.view(()), 0), (z.shape[1], count)).to(z.dtype)
+        shift = random.normal(random.fold(key.view(()), 1), (count,)).to(z.dtype)
+        length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+        unit = z / torch.where(length > 0, length, 1.0)
+        behind.append((unit @ matrix + shift / 2).relu())
+    return torch.cat([z, *behind], dim=1) if behind else z
