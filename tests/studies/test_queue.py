@@ -239,10 +239,14 @@ def test_when_the_hours_are_over_a_cut_run_is_saved_and_kept(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_with_too_little_time_nothing_begins_and_faults_are_named(tmp_path: Path) -> None:
     sweep = f"fedgist sweep demo --grid method.name=local {SMALL} --set train.num_rounds=1"
-    path = queue_in(tmp_path, entry(f"{sweep} --archive docs/results/data/a", cost=1e6))
-    done = commands.fedgist("reproduce", "all", "--hours", "0.01", "--jobs", "1", cwd=tmp_path)
-    assert "0 of 1 runs are in the archive" in " ".join(done.stdout.split())
-    assert not list(path.parent.rglob("*.csv"))
+    costly = entry(f"{sweep} --archive docs/results/data/a", cost=1e6)
+    path = queue_in(tmp_path, costly, entry(f"{sweep} --archive docs/results/data/b", cost=1.0))
+    for _ in range(2):  # the second finds one run in the archive, and does nothing
+        done = commands.fedgist("reproduce", "all", "--hours", "0.1", "--jobs", "1", cwd=tmp_path)
+        said = " ".join(done.stdout.split())
+        assert "1 of 2 runs are in the archive" in said
+        assert "or 27 h 46 min on an H200, one at a time" in said
+    assert [file.parent.parent.name for file in path.parent.rglob("*.csv")] == ["b"]
     other = path.parent / "data" / "a" / "method.name=local" / "seed-0.csv"
     other.parent.mkdir(parents=True)
     other.write_text("nonsense")

@@ -99,7 +99,11 @@ def run_queue(given: QueueOptions, kinds: dict[str, JobsOf]) -> None:
     if hasattr(os, "nice"):
         os.nice(LEAST_PRIORITY)
     machines = Machines("local", at_once, 1, 0.0, given.data_root)
-    _work(lacking, clock, archive, CutRuns(given.file.with_suffix(""), out), machines, given)
+    cut = CutRuns(given.file.with_suffix(""), out)
+    failed = _work(lacking, clock, archive, cut, machines, given)
+    held_now, left, _ = split(lacking, archive)
+    _show_plan([*held, *held_now], left, replace(clock, hours=None), at_once)
+    raise_failures(failed)
 
 
 def _jobs(
@@ -124,10 +128,9 @@ def _work(
     cut: CutRuns,
     machines: Machines,
     given: QueueOptions,
-) -> None:
-    """Do runs until none is left or none fits, and say what is left."""
+) -> dict[str, str]:
+    """Do runs until none is left or none fits; return those that failed."""
     runs = {run.job.folder: run for run in lacking}
-    waiting, count = list(lacking), len(lacking)
 
     def on_event(job: Job, event: Event) -> bool:
         run = runs[job.folder]
@@ -138,29 +141,23 @@ def _work(
             say(f"! {reason}", error=True)
         return clock.left_s() <= 0
 
-    jobs = next_jobs(waiting, clock, cut)
-    failed = do_jobs(jobs, count, machines, quiet=given.quiet, listener=on_event, archive=archive)
-    held, left, _ = split(runs.values(), archive)
-    _show_plan(held, left, replace(clock, hours=None), machines.at_once or 1)
-    raise_failures(failed)
+    jobs, count, quiet = next_jobs(list(lacking), clock, cut), len(lacking), given.quiet
+    return do_jobs(jobs, count, machines, quiet=quiet, listener=on_event, archive=archive)
 
 
 def _show_plan(held: Sequence[Run], lacking: Sequence[Run], clock: Clock, at_once: int) -> None:
     """Print what is done, running and left of each experiment, with the time that it takes here."""
-    rows, total, ended = [], 0.0, 0
-    for row in progress(held, lacking):
+    rows, every = [], progress(held, lacking)
+    for row in every:
         if row.done == row.runs:
-            ended += 1
             continue
-        seconds = clock.seconds(row.cost) / at_once
-        total += seconds
         rows.append(
             (
                 row.of.of,
                 f"{row.done}/{row.runs}",
                 str(row.running) if row.running else "-",
                 str(row.begun) if row.begun else "-",
-                duration(seconds) if row.cost else "-",
+                duration(clock.seconds(row.cost) / at_once) if row.cost else "-",
                 str(row.of.cells) if row.of.cells else "-",
                 "yes" if row.of.gpu else "-",
             )
@@ -170,9 +167,15 @@ def _show_plan(held: Sequence[Run], lacking: Sequence[Run], clock: Clock, at_onc
     if not rows:
         console().print(words(caption))
         return
+    left, whole = sum(row.cost for row in every), sum(row.of.cost * row.runs for row in every)
+    (here, gpu), (all_here, all_gpu) = (
+        (duration(clock.seconds(cost) / at_once), duration(cost * ROUND_S["cuda"]))
+        for cost in (left, whole)
+    )
     caption += (
-        f"; the rest takes about {duration(total)} here, {at_once} runs at a time. Not listed: "
-        f"{ended} experiments that are complete"
+        f"; the rest takes about {here} here, {at_once} runs at a time, or {gpu} on an H200, one "
+        f"at a time. All runs would take {all_here}, or {all_gpu}. Not listed: "
+        f"{len(every) - len(rows)} experiments that are complete"
     )
     sheet = Sheet("The queue of results", columns, tuple(rows), caption).filled()
     console().print(table_formats.in_words([sheet], [], "terminal"))
