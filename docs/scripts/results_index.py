@@ -8,13 +8,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from fedgist.report.formatting import Sheet
+from fedgist.cli.queue_runs import jobs_of_command
+from fedgist.cli.study_commands import JOBS_OF
+from fedgist.report.formatting import Sheet, duration
 from fedgist.report.terminal.table_formats import markdown_table
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.versions import is_current
+from fedgist.studies.queue import ROUND_S, read_queue
 
 CELLS = "cells.toml"  # in the archive's folder
 SIZE, SMALLER, OLD, NONE = "at the paper's size", "smaller", "by an earlier version", "not run"
@@ -28,44 +32,72 @@ came out stands on the papers' pages.
 **{size} of {all} cells are at the paper's size**; {others}. The page is made by
 `python docs/scripts/results_page.py` from the archived runs. `fedgist reproduce all --plan` shows
 what comes next, in hours of two cores and of a GPU, for what is left and for all. The first plan,
-of 26 November 2026, was 30 hours of two cores for 64 more cells, 129 in all.
+of 26 November 2026, was 30 hours of two cores for 64 more cells, 129 in all. The price is the time
+on two quiet cores of one seed of what is not run, or only by an earlier version: these runs wait in
+the queue for nothing but time.
 """.strip()
 STATES = (SIZE, SMALLER, OLD, NONE)
+NO_PRICES: Mapping[Path, float] = MappingProxyType({})
+ARCHIVE = Path("docs/results/data")  # as the queue's commands name it
+CORES = 2
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a paper's table: how many of its cells are in each state, and by how many seeds."""
+    """A part of a paper's table: how many of its cells are in each state, and by how many seeds.
+
+    ``price`` is the cost of one seed of the rest, in rounds of workload W2.
+    """
 
     paper: str
     title: str
     counts: Counter[str]
     seeds: tuple[int, ...] = ()
     why: str = ""
+    price: float = 0.0
 
 
-def parts(data: Path) -> list[Part]:
-    """Return the parts of all papers' tables with the state of their cells."""
+def parts(data: Path, prices: Mapping[Path, float] = NO_PRICES) -> list[Part]:
+    """Return the parts of all papers' tables with the state of their cells, and what is left."""
     about = tomllib.loads((data / CELLS).read_text(encoding="utf-8"))["parts"]
-    return [_part(one, data) for one in about]
+    return [_part(one, data, prices) for one in about]
 
 
-def _part(about: Mapping[str, Any], data: Path) -> Part:
+def queue_prices(data: Path) -> dict[Path, float]:
+    """Return what a seed costs of each row that the queue beside the data has, by its folder."""
+    prices: dict[Path, float] = {}
+    for of in read_queue(data.with_name("queue.toml")):
+        if of.cells:
+            jobs, archive = jobs_of_command(of.command, JOBS_OF, data)
+            place = data / archive.relative_to(ARCHIVE)
+            prices |= {place / job.folder.parent.relative_to(data): of.cost for job in jobs}
+    return prices
+
+
+def _part(about: Mapping[str, Any], data: Path, prices: Mapping[Path, float]) -> Part:
     if "rows" not in about:
         counts = Counter({NONE: about["cells"]})
         return Part(about["paper"], about["title"], counts, why=about["why"])
-    counts, seeds = Counter[str](), []
+    counts, seeds, price = Counter[str](), [], 0.0
     for row in about["rows"]:
-        whole = _runs(data, about.get("of", ""), row)
-        runs = whole or _runs(data, about.get("smaller", ""), row)
-        counts[_state(runs, smaller=not whole)] += about["cells"]
+        places = [data / of.format(row) if of else data for of in _places(about)]
+        found = [_runs(place) for place in places]
+        runs = next(filter(None, found), [])
+        state = _state(runs, smaller=not found[0])
+        counts[state] += about["cells"]
         seeds += [len(runs)] if runs else []
-    return Part(about["paper"], about["title"], counts, tuple(seeds))
+        lacking = places[:1] if state in {NONE, SMALLER} else places if state == OLD else []
+        price += next((prices[place] for place in lacking if place in prices), 0.0)
+    return Part(about["paper"], about["title"], counts, tuple(seeds), price=price)
 
 
-def _runs(data: Path, of: str, row: str) -> list[FinishedRun]:
-    place = data / of.format(row)
-    return [read_run(path) for path in sorted(place.glob("seed-*.csv"))] if of else []
+def _places(about: Mapping[str, Any]) -> tuple[str, str]:
+    """Return where runs of a part are, and where those of a smaller size are."""
+    return about.get("of", ""), about.get("smaller", "")
+
+
+def _runs(place: Path) -> list[FinishedRun]:
+    return [read_run(path) for path in sorted(place.glob("seed-*.csv"))]
 
 
 def _state(runs: Sequence[FinishedRun], *, smaller: bool) -> str:
@@ -80,7 +112,7 @@ def _state(runs: Sequence[FinishedRun], *, smaller: bool) -> str:
 
 def page(data: Path) -> str:
     """Return the page."""
-    found = parts(data)
+    found = parts(data, queue_prices(data))
     total = sum((part.counts for part in found), Counter[str]())
     lines = ["# Results beside the papers", "", *_lead(total)]
     for paper in dict.fromkeys(part.paper for part in found):
@@ -96,12 +128,13 @@ def _lead(total: Counter[str]) -> Iterator[str]:
 
 def _table(found: Sequence[Part]) -> list[str]:
     rows = [
-        (part.title, str(part.counts.total()), *_counts(part.counts), _seeds(part))
+        (part.title, str(part.counts.total()), *_counts(part.counts), _seeds(part), _price(part))
         for part in found
     ]
     total = sum((part.counts for part in found), Counter[str]())
-    rows.append(("all", str(total.total()), *_counts(total), ""))
-    return _linked(markdown_table(Sheet("", ("", "cells", *STATES, "seeds"), tuple(rows))))
+    rows.append(("all", str(total.total()), *_counts(total), "", _price(*found)))
+    columns = ("", "cells", *STATES, "seeds", "price")
+    return _linked(markdown_table(Sheet("", columns, tuple(rows))))
 
 
 def _linked(lines: Sequence[str]) -> list[str]:
@@ -118,3 +151,8 @@ def _seeds(part: Part) -> str:
         return part.why
     low, high = (min(part.seeds), max(part.seeds)) if part.seeds else (0, 0)
     return "-" if not high else str(low) if low == high else f"{low} to {high}"
+
+
+def _price(*found: Part) -> str:
+    rounds = sum(part.price for part in found)
+    return duration(rounds * ROUND_S["cpu"] / CORES) if rounds else "-"

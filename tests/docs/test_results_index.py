@@ -15,8 +15,9 @@ from fedgist.methods import METHODS
 from fedgist.recipe.reading import make
 from fedgist.runs.finished.archived_run import archived_part, to_csv
 from fedgist.runs.finished.run_reader import read_run
+from fedgist.studies.queue import read_queue
 from results_cells import RESULTS
-from results_index import NONE, OLD, SIZE, SMALLER, page, parts
+from results_index import NONE, OLD, SIZE, SMALLER, page, parts, queue_prices
 from results_page import DATA
 
 OF_PAPERS = {"FedLog": 74, "Representation sharing": 39, "Codistillation": 78, "FLESD": 64}
@@ -75,3 +76,27 @@ def test_a_row_is_whole_smaller_old_or_not_run(
     assert states(archive, why="no data") == {NONE: 2}
     monkeypatch.setattr(METHODS["local"], "version", 9)
     assert states(archive, of="{}", rows=both) == {OLD: 2, NONE: 2}
+
+
+def test_the_price_is_that_of_what_is_not_run_or_old(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = {archive / name: cost for name, cost in (("there", 3), ("nowhere", 5), ("x/there", 7))}
+
+    def price(**part: Any) -> float:
+        states(archive, rows=["there", "nowhere"], **part)
+        return parts(archive, prices)[0].price
+
+    assert price(of="{}") == 5
+    assert price(of="x/{}", smaller="{}") == 7  # what is there is smaller; the other has no price
+    monkeypatch.setattr(METHODS["local"], "version", 9)
+    assert price(of="{}") == 3 + 5
+    assert price(smaller="{}") == 3
+
+
+def test_the_queue_tells_the_price_of_a_row_by_its_folder() -> None:
+    prices = queue_prices(DATA)
+    costs = {of.command: of.cost for of in read_queue(RESULTS / "queue.toml")}
+    (cost,) = {c for text, c in costs.items() if "cifar100 --seeds 3 --method fedavg" in text}
+    assert prices[DATA / "fedlog" / "table1" / "cifar100" / "fedavg"] == cost
+    assert all(DATA in place.parents for place in prices)
