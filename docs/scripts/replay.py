@@ -1,10 +1,16 @@
-"""Does the first rounds of archived runs again, and compares their losses with the archive's.
+"""Does the first rounds of archived runs again, and compares them with the archive.
 
-    python docs/scripts/replay.py [--every-run | --sample] [--jobs N] [FOLDER ...]
+    python docs/scripts/replay.py [--every-run | --sample] [--jobs N] [--code FOLDER] [FOLDER ...]
 
 The default is one seed of each row below ``docs/results/data``; ``--sample`` is one quick row of
 each experiment. Two rounds are done, and one where a round takes over a minute. Each run uses its
-recorded recipe and plan on one core of a CPU. The exit code is 1 if a loss is off by over 1e-4.
+recorded recipe and plan on one core of a CPU. Compared are the losses of training and the bytes of
+each round; of a method that records no losses, what its tests found. The exit code is 1 if a loss
+is off by over 1e-4, or bytes are others.
+
+Runs that begin with weights from a file need that file in the folder where this is started, and
+runs of models that are code beside a recipe need ``--code`` (with ``recipes/encoders`` for those
+in the archive, and the libraries that this code imports).
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from fedgist.errors import FedgistError, RecipeError, first_line
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, make
 from fedgist.runs import runner
-from fedgist.runs.files.columns import TRAIN_LOSS
+from fedgist.runs.files.columns import DOWN_BYTES, TRAIN_LOSS, UP_BYTES
 from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import read_run
@@ -42,16 +48,18 @@ NEAR_ON_A_GPU = 1e-2  # of a run on a GPU: its sums are in another order, and Ad
 LONG_S = 60.0  # a round that takes longer is the only one
 ROUNDS = 2
 QUICK_S = 15.0  # a sample has no run whose rounds took longer on average
+_BYTES = UP_BYTES, DOWN_BYTES
 State = Literal["same", "differs", "left out", "failed"]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A run that was begun again: both losses of each round that was done."""
+    """A run that was begun again: both losses of each round that was done, or both test results."""
 
     path: Path
     state: State
     losses: tuple[tuple[float, float], ...] = ()  # the archive's, and today's
+    bytes_same: bool = True
     reason: str = ""
     seconds: float = 0.0
 
@@ -59,7 +67,8 @@ class Replay:
         """Return one line."""
         pairs = ", ".join(f"{old:.6g} -> {new:.6g}" for old, new in self.losses)
         place = self.path.relative_to(DATA) if self.path.is_relative_to(DATA) else self.path
-        return f"{self.state:8} {place} {self.seconds:.0f} s  {pairs}{self.reason}"
+        others = "" if self.bytes_same else ", other bytes"
+        return f"{self.state:8} {place} {self.seconds:.0f} s  {pairs}{others}{self.reason}"
 
 
 class _EnoughError(Exception):
@@ -67,10 +76,10 @@ class _EnoughError(Exception):
 
 
 class _FirstRounds(Observer):
-    """Ends a run after its first rounds, and keeps their losses."""
+    """Ends a run after its first rounds, and keeps their lines."""
 
     def __init__(self, last: int) -> None:
-        self.last, self.losses, self.began_at = last, dict[int, float](), 0.0
+        self.last, self.lines, self.began_at = last, list[Line](), 0.0
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Start the clock of round 1."""
@@ -78,35 +87,46 @@ class _FirstRounds(Observer):
         self.began_at = time.perf_counter()
 
     def finished_round(self, line: Line) -> None:
-        """Keep the loss of a round; end the run if it was the last one, or took long."""
+        """Keep the line of a round; end the run if it was the last one, or took long."""
         if line["round"] == 0:
             self.began_at = time.perf_counter()
             return
-        if line.get(TRAIN_LOSS) is not None:
-            self.losses[line["round"]] = line[TRAIN_LOSS]
+        self.lines.append(line)
         if line["round"] >= self.last or time.perf_counter() - self.began_at > LONG_S:
             raise _EnoughError
 
 
-def replay(path: Path) -> Replay:
-    """Do the first rounds of an archived run again."""
+def replay(path: Path, code: Path | None = None) -> Replay:
+    """Do the first rounds of an archived run again; ``code`` is the folder of its model's code."""
     run, began = read_run(path), time.perf_counter()
-    archived = {line["round"]: line[TRAIN_LOSS] for line in run.rounds if line.get(TRAIN_LOSS)}
-    if reason := _left_out(run, archived):
+    if reason := _left_out(run, code):
         return Replay(path, "left out", reason=reason)
     seen = _FirstRounds(min(ROUNDS, run.planned))
     torch.set_num_threads(1)
     try:
-        _begin(_on_one_core(run), seen)
+        _begin(_on_one_core(run, code), seen)
     except FedgistError as error:
         return Replay(path, "failed", reason=first_line(error))
-    both = [(archived[number], loss) for number, loss in seen.losses.items() if number in archived]
-    if not both:
-        return Replay(path, "left out", reason=f"no loss in rounds 1 to {seen.last}")
+    archived = {line["round"]: line for line in run.rounds}
+    both = [(archived[line["round"]], line) for line in seen.lines if line["round"] in archived]
+    if not any(_figures(*pair) for pair in both):
+        return Replay(path, "left out", reason=f"no loss or test in rounds 1 to {seen.last}")
+    losses = tuple(figures for pair in both for figures in _figures(*pair))
+    bytes_same = all(old.get(key) == new.get(key) for old, new in both for key in _BYTES)
     near = NEAR if run.recipe.get("engine", {}).get("device") == "cpu" else NEAR_ON_A_GPU
-    same = all(abs(new - old) <= near * max(1.0, abs(old)) for old, new in both)
+    same = bytes_same and all(abs(new - old) <= near * max(1.0, abs(old)) for old, new in losses)
     seconds = time.perf_counter() - began
-    return Replay(path, "same" if same else "differs", tuple(both), seconds=seconds)
+    return Replay(path, "same" if same else "differs", losses, bytes_same, seconds=seconds)
+
+
+def _figures(old: Line, new: Line) -> list[tuple[float, float]]:
+    """Return a round's loss of training, the archive's and today's; without one, of its tests."""
+    names = [TRAIN_LOSS] if old.get(TRAIN_LOSS) else [key for key in old if "eval/" in key]
+    return [(old[name], new[name]) for name in names if _is_number(old[name]) and name in new]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _begin(recipe: Recipe, seen: _FirstRounds) -> None:
@@ -121,23 +141,24 @@ def _begin(recipe: Recipe, seen: _FirstRounds) -> None:
         _begin(recipe.changed({"engine.plans": {}}), seen)
 
 
-def _left_out(run: FinishedRun, archived: dict[int, float]) -> str:
+def _left_out(run: FinishedRun, code: Path | None = None) -> str:
     """Return why a run cannot be compared; an empty text if it can."""
     if not is_current(run.name, run.result):
         return "of an earlier version: to be done again"
     if run.public_noise is None and run.recipe.get("privacy", {}).get("unit", "none") != "none":
         return "its noise was drawn from the system"
-    if ":" in str(run.recipe.get("model", {}).get("name", "")):
-        return "its model is code beside its recipe"
+    if ":" in str(run.recipe.get("model", {}).get("name", "")) and not code:
+        return "its model is code beside its recipe (--code)"
     weights = str(run.recipe.get("model", {}).get("weights", ""))
     if weights and not Path(weights).exists():
         return f"the weights that it began with, {weights}, are not in this folder"
-    return "" if archived else "it records no losses of training"
+    return ""
 
 
-def _on_one_core(run: FinishedRun) -> Recipe:
+def _on_one_core(run: FinishedRun, code: Path | None) -> Recipe:
     """Return a run's recipe without evaluations, for one core of a CPU."""
-    recipe = make(dict(run.recipe))
+    engine = dict(run.recipe.get("engine", {})) | ({"code_folder": str(code)} if code else {})
+    recipe = make(dict(run.recipe) | {"engine": engine})
     here: dict[str, object] = {"engine.workers": 1, "evaluate.every": run.planned}
     here |= {"engine.server_threads": 1}
     if recipe.engine.device != "cpu":
@@ -162,20 +183,19 @@ def sample(data: Path = DATA) -> list[Path]:
     for path in rows([data]):
         run = read_run(path)
         cost = float(run.result.get("time/total_s", 0)) / max(1, run.done)
-        losses = {line["round"]: line[TRAIN_LOSS] for line in run.rounds if line.get(TRAIN_LOSS)}
         on_cpu = run.recipe.get("engine", {}).get("device") == "cpu"
-        if cost <= QUICK_S and on_cpu and not _left_out(run, losses):
+        if cost <= QUICK_S and on_cpu and not _left_out(run):
             mine = run.name in {"local", "centralized", "feddbe"}, cost, path
             here = path.parent.parent
             quickest[here] = min(quickest.get(here, mine), mine)
     return [path for *_, path in quickest.values()]
 
 
-def replays(paths: Sequence[Path], jobs: int) -> Iterator[Replay]:
+def replays(paths: Sequence[Path], jobs: int, code: Path | None = None) -> Iterator[Replay]:
     """Yield the replays of runs, several at a time."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        begun = [pool.submit(replay, path) for path in paths]
+        begun = [pool.submit(replay, path, code) for path in paths]
         yield from (done.result() for done in as_completed(begun))
 
 
@@ -185,6 +205,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("places", nargs="*", type=Path, default=[DATA], metavar="FOLDER")
     parser.add_argument("--every-run", action="store_true", help="all seeds, not one of each row")
     parser.add_argument("--sample", action="store_true", help="a quick row of each experiment")
+    parser.add_argument("--code", type=Path, metavar="FOLDER", help="of models that are code")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args(words)
     paths = rows(given.places)
@@ -193,7 +214,7 @@ def main(words: Sequence[str] | None = None) -> int:
     elif given.sample:
         paths = sample()
     states: list[State] = []
-    for done in replays(paths, given.jobs):
+    for done in replays(paths, given.jobs, given.code):
         states.append(done.state)
         print(f"[{len(states)}/{len(paths)}] {done}", flush=True)
     print(", ".join(f"{state}: {states.count(state)}" for state in dict.fromkeys(states)))

@@ -12,7 +12,7 @@ import pytest
 import fedgist
 import replay
 from fedgist.recipe.reading import make
-from fedgist.runs.files.columns import TRAIN_LOSS
+from fedgist.runs.files.columns import DOWN_BYTES, TRAIN_LOSS, UP_BYTES, over_clients
 from fedgist.runs.finished.archived_run import archived_part, to_csv
 from fedgist.runs.finished.run_reader import read_run
 
@@ -25,12 +25,20 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def archived(folder: Path, *, off: float = 0.0, result: dict[str, Any] | None = None) -> Path:
-    """An archived run; ``off`` is added to its loss of round 2."""
-    fedgist.run(make(RECIPE), out=folder / "run")
+def archived(
+    folder: Path,
+    *,
+    off: float = 0.0,
+    column: str = TRAIN_LOSS,
+    last: int = 2,
+    recipe: dict[str, Any] = RECIPE,
+    result: dict[str, Any] | None = None,
+) -> Path:
+    """An archived run; ``off`` is added to a column of its round 2, or of its last one."""
+    fedgist.run(make(recipe), out=folder / "run")
     run = archived_part(read_run(folder / "run"), "a command")
     for line in run.rounds:
-        line[TRAIN_LOSS] += off if line["round"] == 2 else 0.0
+        line[column] = line.get(column, 0) + (off if line["round"] == last else 0)
     path = folder / "row" / "seed-0.csv"
     path.parent.mkdir()
     path.write_text(to_csv(replace(run, result=run.result | (result or {}))))
@@ -56,6 +64,36 @@ def test_a_loss_that_moved_is_found(tmp_path: Path, off: float) -> None:
     assert done.state == "differs"
     assert done.losses[0][0] == pytest.approx(done.losses[0][1], abs=1e-5)
     assert replay.main([str(path.parent), "--jobs", "1"]) == 1
+
+
+@pytest.mark.parametrize("column", [UP_BYTES, DOWN_BYTES])
+def test_bytes_that_moved_are_found(tmp_path: Path, column: str) -> None:
+    done = replay.replay(archived(tmp_path, off=4, column=column))
+    assert (done.state, done.bytes_same) == ("differs", False)
+    assert "other bytes" in str(done)
+
+
+@pytest.mark.parametrize(("off", "state"), [(0.0, "same"), (0.01, "differs")])
+def test_a_method_without_losses_is_compared_by_its_tests(
+    tmp_path: Path, off: float, state: str
+) -> None:
+    recipe = RECIPE | {"method": {"name": "analytic"}, "train": {"num_rounds": 1}}
+    accuracy = over_clients("client", "accuracy")
+    path = archived(tmp_path, off=off, column=accuracy, last=1, recipe=recipe)
+    assert not any(line.get(TRAIN_LOSS) for line in read_run(path).rounds)
+    assert replay.replay(path).state == state
+
+
+def test_a_model_of_code_is_done_again_where_its_folder_is_given(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "flat_model_of_a_test.py").write_text(
+        "import math\n\nfrom torch import nn\n\n\ndef flat(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))\n"
+    )
+    own = {"model": {"name": "flat_model_of_a_test:flat"}, "engine": {"code_folder": str(code)}}
+    path = archived(tmp_path, recipe=RECIPE | own)
+    assert (replay.replay(path).state, replay.replay(path, code).state) == ("left out", "same")
 
 
 def test_a_run_of_an_earlier_version_is_left_out(tmp_path: Path) -> None:
