@@ -37,6 +37,7 @@ from fedgist.methods.common.moment_heads import (
     whitened,
 )
 from fedgist.methods.common.moment_steps import whole_head
+from fedgist.methods.common.moment_sums import widened
 from fedgist.methods.common.triangles import symmetric, triangle
 from fedgist.runs.files import checkpoint
 from fedgist.runs.forgetting import forget
@@ -215,23 +216,51 @@ def test_the_partition_changes_nothing(head: str, expand: int, *, roots: bool) -
     assert np.abs(rounded - exact).max() <= close * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("roots", [False, True])
-def test_the_head_of_a_run_is_that_of_all_rows_standardized(*, roots: bool) -> None:
-    """A row that no body encodes has columns of unlike scale; the sums tell their deviations."""
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(0, 99), st.data())
+def test_features_of_a_kind_share_the_root_mean_square_of_their_deviations(
+    kinds: list[int], seed: int, data: st.DataObject
+) -> None:
+    rng, m = np.random.default_rng(seed), sum(kinds)
+    x, y = rng.normal(size=(30, m)) * rng.exponential(size=m), rng.integers(CLASSES, size=30)
+    x[:, list(data.draw(st.sets(st.integers(0, m - 1))))] = 3.0
+    found, ends = moments_of(x, y).deviations(kinds).numpy(), np.cumsum(kinds)[:-1]
+    for own, some in zip(np.split(found, ends), np.split(x, ends, 1), strict=True):
+        size = np.sqrt(some.var(0).mean()) if np.ptp(some, axis=0).any() else 1.0
+        np.testing.assert_allclose(own, size, rtol=1e-6)
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+@pytest.mark.parametrize(("expand", "roots"), [(0, False), (0, True), (9, False), (9, True)])
+def test_the_head_of_a_run_is_that_of_all_rows_standardized(
+    expand: int, *, roots: bool, encoder: bool
+) -> None:
+    """Columns that no body encodes have a scale each; features, roots and random ones share one."""
     x, y = table(2)
-    z = x.astype(float)
-    z = np.concatenate([z, np.sign(z) * np.sqrt(np.abs(z))], 1) if roots else z
-    deviation = z.std(0)
+    model = {"name": "mlp", "hidden": [WIDTH]} if encoder else LINEAR
+    result = run((x, y), 1, method={"roots": roots, "expand": expand}, model=model)
+    (start,) = result.server_run.task.starts.values()
+    (known,) = result.server_run.server.known.values()
+    with torch.no_grad():
+        rows = start.features(torch.as_tensor(x)).double()
+    random_ones = widened(rows, known.head.key, 0, expand, roots=False)[:, WIDTH:].numpy()
+    z = rows.numpy()
+    z = np.concatenate([z, *([np.sign(z) * np.sqrt(np.abs(z))] if roots else []), random_ones], 1)
+    deviation, encoded = z.std(0), WIDTH * (2 if roots else 1)
+    one = slice(0, WIDTH), slice(WIDTH, encoded)
+    for kind in [*(one if encoder else ()), slice(encoded, None)]:
+        deviation[kind] = np.sqrt(np.square(deviation[kind]).mean()) if z[:, kind].size else 1.0
+    deviation = deviation if roots or expand or not encoder else np.ones(WIDTH)
     moments = moments_of(z / deviation, y)
     expected = whitened(moments, cross_validated(moments))
     counts = np.bincount(y, minlength=CLASSES)
     prior = np.log((counts + 1) / (len(y) + CLASSES))
-    result = run((x, y), 1, method={"roots": roots})
-    eta, scale = eta_of(result), SCALES["whitened"]
+    eta, scale = whole_head(known.head).double().numpy(), SCALES["whitened"]
     right = (scale * scores_of(expected, z / deviation) + prior).argmax(1) == y
     assert result.rounds[-1]["eval/client/accuracy_mean"] == pytest.approx(right.mean())
-    np.testing.assert_allclose(eta[:, 1:] * deviation, scale * expected.weight.numpy(), rtol=1e-5)
-    np.testing.assert_allclose(eta[:, 0], scale * expected.bias.numpy() + prior, rtol=1e-5)
+    weight = scale * expected.weight.numpy()
+    near = {"rtol": 1e-5, "atol": 1e-5 * np.abs(weight).max()}
+    np.testing.assert_allclose(eta[:, 1:] * deviation, weight, **near)
+    np.testing.assert_allclose(eta[:, 0], scale * expected.bias.numpy() + prior, rtol=1e-4)
 
 
 def test_a_client_sends_once_and_late_ones_are_added() -> None:
@@ -424,18 +453,25 @@ def known_of(result: Any) -> Any:
     return result.server_run.server.known["logistic"]
 
 
-@pytest.mark.parametrize("head", ["whitened", "lda"])
-def test_further_rounds_end_at_logistic_regression(head: str) -> None:
+@pytest.mark.parametrize(("head", "encoder"), [("whitened", 0), ("lda", 0), ("lda", WIDTH)])
+def test_further_rounds_end_at_logistic_regression(head: str, encoder: int) -> None:
     """Its penalty is of standardized weights, by the size of the first ones."""
-    x, y = table(9)
-    result = run((x, y), 5, method={"head": head}, train={"num_rounds": 400})
-    z = (x.astype(float) - x.astype(float).mean(0)) / x.astype(float).std(0)
-    first = eta_of(run((x, y), 5, method={"head": head}))[:, 1:] * x.astype(float).std(0)
-    penalty = WIDTH * (CLASSES - 1) / (first**2).sum()
-    assert float(known_of(result).ridge) == pytest.approx(penalty, rel=1e-5)
+    rows, options = table(9), {"name": "mlp", "hidden": [encoder]} if encoder else LINEAR
+    results = [
+        run(rows, 5, method={"head": head}, train={"num_rounds": rounds}, model=options)
+        for rounds in (1, 400)
+    ]
+    known = [next(iter(result.server_run.server.known.values())) for result in results]
+    first, eta = (whole_head(one.head).double().numpy() for one in known)
+    (start,) = results[0].server_run.task.starts.values()
+    with torch.no_grad():
+        x, y = start.features(torch.as_tensor(rows[0])).double().numpy(), rows[1]
+    deviation = np.sqrt(x.var(0).mean()) if encoder else x.std(0)
+    z = (x - x.mean(0)) / deviation
+    penalty = WIDTH * (CLASSES - 1) / np.square(first[:, 1:] * deviation).sum()
+    assert float(known[1].ridge) == pytest.approx(penalty, rel=1e-5)
     oracle = LogisticRegression(C=1 / penalty, tol=1e-10, max_iter=10_000).fit(z, y)
-    eta = eta_of(result)
-    found = x.astype(float) @ eta[:, 1:].T + eta[:, 0]
+    found = x @ eta[:, 1:].T + eta[:, 0]
     expected = z @ oracle.coef_.T + oracle.intercept_
     found, expected = (s - s.mean(1, keepdims=True) for s in (found, expected))
     np.testing.assert_allclose(found, expected, atol=2e-3)

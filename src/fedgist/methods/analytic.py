@@ -168,7 +168,7 @@ class Analytic(Method):
     If it is stated and small beside epsilon, class sums alone are released, for ``cosine``.
     """
 
-    version: ClassVar[int] = 2  # 1 had no random features by default, and QDA was surer
+    version: ClassVar[int] = 3  # 1 had no random features by default; 2 scaled each by itself
     keeps: ClassVar[Part] = "none"  # bodies do not learn, and heads come with each download
     targets: ClassVar[frozenset[Target]] = frozenset({"class", "numbers", "labels"})
 
@@ -229,7 +229,7 @@ class Analytic(Method):
 
     def _check_size(self, task: Task, architecture: Architecture) -> None:
         """Raise MethodError if QDA would send too much, or class means be too few."""
-        m = self._width(architecture, task)
+        m = sum(self._kinds(task.starts[architecture.name], task))
         if self.head == "means":
             sum_memory.check("newest", task, "analytic")
         if self.head == "means" and self.wire not in WIRES:
@@ -253,7 +253,7 @@ class Analytic(Method):
 
     def notes(self, task: Task) -> tuple[str, ...]:
         """Return what privacy of records changes, and that rows without an encoder are expanded."""
-        if self.expand == "raw_rows" and any(self._extra(name, task) for name in task.starts):
+        if self.expand == "raw_rows" and any(self._extra(s, task) for s in task.starts.values()):
             leave = "method.expand = 0 leaves them out, for rows that are features of an encoder"
             return (f"no body encodes the rows: each gets {RANDOM} random features ({leave})",)
         if not of_records(task.privacy):
@@ -314,13 +314,13 @@ class Analytic(Method):
     def init_server(self, ctx: Context) -> Server:
         """Return heads of zeros, and no sums."""
         heard = torch.zeros(ctx.task.num_clients, dtype=torch.float64, device=ctx.key.device)
-        architectures = ctx.task.architectures.items()
-        return Server({name: self._start(a, heard, ctx) for name, a in architectures}, heard)
+        starts = ctx.task.starts.items()
+        return Server({name: self._start(start, heard, ctx) for name, start in starts}, heard)
 
-    def _start(self, architecture: Architecture, like: Tensor, ctx: Context) -> Known:
+    def _start(self, start: Net, like: Tensor, ctx: Context) -> Known:
         task, quadratic = ctx.task, self.head == "qda"
-        m, k = self._width(architecture, task), task.num_classes
-        draws = self.project > 0 or self._extra(architecture.name, task) > 0
+        m, k = sum(self._kinds(start, task)), task.num_classes
+        draws = self.project > 0 or self._extra(start, task) > 0
         single = like.new_zeros(0, dtype=torch.float32)
         head = Head(
             eta=single.new_zeros(k, m + 1),
@@ -342,16 +342,18 @@ class Analytic(Method):
             known = replace(known, spread=no_spread(k, m, head.key, like))
         return known
 
-    def _extra(self, name: str, task: Task) -> int:
+    def _extra(self, start: Net, task: Task) -> int:
         """Return the number of random features that an architecture's rows get."""
         if self.expand != "raw_rows":
             return self.expand
-        raw = _is_raw(task.starts[name]) and task.privacy is None and not self.project
+        raw = _is_raw(start) and task.privacy is None and not self.project
         return RANDOM if raw and self.head in LINEAR else 0
 
-    def _width(self, architecture: Architecture, task: Task) -> int:
-        extra = self._extra(architecture.name, task)
-        return (self.project or architecture.feature_width) * (2 if self.roots else 1) + extra
+    def _kinds(self, start: Net, task: Task) -> list[int]:
+        """Return the numbers of columns of one unit; columns of raw rows have one each."""
+        count, extra = self.project or start.arch.feature_width, self._extra(start, task)
+        columns = [1] * count if _is_raw(start) else [count]
+        return columns * (2 if self.roots else 1) + ([extra] if extra else [])
 
     def _plain(self, head: Head, task: Task) -> bool:
         """Whether scores are linear in the features of a net, so that it can hold the head."""
@@ -464,13 +466,14 @@ class Analytic(Method):
         if ctx.stage == EXCHANGE:
             heard = heard.index_fill(0, at, float(ctx.round))
         for name in replies.architectures:
-            of = replies.by(name)
+            of, start = replies.by(name), ctx.task.starts[name]
             if ctx.stage == CALIBRATE:
                 known[name] = calibrated(known[name], of.total())
             elif ctx.stage == REFINE:
-                known[name] = refined(known[name], of.total(), ctx.task)
+                kinds = self._kinds(start, ctx.task)
+                known[name] = refined(known[name], of.total(), kinds, ctx.task)
             else:
-                known[name] = self._with(known[name], of, ctx.task.starts[name], ctx.task)
+                known[name] = self._with(known[name], of, start, ctx.task)
         return Server(known, heard)
 
     def _with(self, before: Known, replies: Replies, start: Net, task: Task) -> Known:
@@ -513,8 +516,7 @@ class Analytic(Method):
         sums = map_leaves(torch.sub, before.sums, own)
         local = task.privacy is not None and task.privacy.where == "local"
         now = replace(before, sums=sums, noises=before.noises - (1 if local else 0))
-        start = task.starts[order.architecture]
-        known[order.architecture] = self._solved(now, start, task)
+        known[order.architecture] = self._solved(now, task.starts[order.architecture], task)
         return Server(known, _gone(server.heard, order.client))
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
@@ -547,11 +549,9 @@ class Analytic(Method):
             scores = Scores(unit_rows(moments.sums), torch.zeros_like(moments.counts))
             head = head_of(known.head, scores, moments, "cosine", self.prior)
             return begun(replace(known, head=head))
-        # a row that no body encoded, roots and random features: columns of unlike scale
-        raw = _is_raw(start) or self.roots or self.expand not in {0, "raw_rows"}
-        deviations = moments.deviations()
-        unscaled = not raw or of_records(task.privacy)
-        scale = torch.ones_like(deviations) if unscaled else deviations
+        kinds = self._kinds(start, task)
+        alike = of_records(task.privacy) or (len(kinds) == 1 and not _is_raw(start))
+        scale = torch.ones_like(moments.total) if alike else moments.deviations(kinds)
         scaled = moments.scaled(scale)
         penalty = self._penalty(scaled, known, task)
         now = replace(known, head=self._head(known.head, scaled, scale, penalty, task))

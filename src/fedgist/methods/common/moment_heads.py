@@ -19,7 +19,7 @@ All functions take float64 and return float64. A class without rows has weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -103,11 +103,19 @@ class Moments:
         gram = self.within + sums.mT @ means
         return replace(self, counts=counts, sums=sums, total=sums.sum(0), gram=gram, squares=counts)
 
-    def deviations(self) -> Tensor:
-        """Return the standard deviation of each feature, (m,); 1 of a constant one."""
+    def deviations(self, kinds: Sequence[int]) -> Tensor:
+        """Return the root mean square deviation of a feature's kind, (m,); 1 of constant ones.
+
+        ``kinds`` are the numbers of neighboring features that have one unit. If each were divided
+        by its own deviation, a nearly constant feature would count as much as the others.
+        """
         variance = self.scatter.diagonal() / self.rows.clamp(min=1.0)
         of_size = self.total.square() / self.rows.clamp(min=1.0).square()
-        return torch.where(variance > ROUNDING * of_size, variance.clamp(min=0.0).sqrt(), 1.0)
+        variance = torch.where(variance > ROUNDING * of_size, variance.clamp(min=0.0), 0.0)
+        sizes = torch.tensor(kinds, device=variance.device)
+        kind = torch.repeat_interleave(sizes)
+        mean = variance.new_zeros(len(kinds)).index_add(0, kind, variance) / sizes
+        return torch.where(mean > 0, mean.sqrt(), 1.0)[kind]
 
 
 ROUNDING = 1e-12  # of float64 products: a variance below is that of a constant

@@ -8,6 +8,7 @@ regression by gradients, with the second moments as preconditioner. See docs/met
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import TypeAlias
 
@@ -176,17 +177,18 @@ def begun(known: Known) -> Known:
     )
 
 
-def refined(known: Known, gradient: Gradient, task: Task) -> Known:
+def refined(known: Known, gradient: Gradient, kinds: Sequence[int], task: Task) -> Known:
     """Return the head after a step of logistic regression, by an upper bound of its curvature.
 
     The Hessian of the log loss is at most G / 2, or G / 4 of labels, with G the second moments of
     all rows (Boehning 1992), so the step needs no learning rate. The step has Nesterov's momentum.
-    Weights of standardized features have the penalty m (K - 1) / |weights|^2 of the first head.
+    Weights of features that are divided by the deviations of their ``kinds`` have the penalty
+    m (K - 1) / |weights|^2 of the first head.
     """
     assert known.sums is not None
     moments, before = moments_of(known.sums, task), whole_head(known.head).double()
     k, m = before.shape[0], before.shape[1] - 1
-    variance = moments.deviations().square()
+    variance = moments.deviations(kinds).square()
     size = (before[:, 1:].square() * variance).sum()
     first = m * max(k - 1, 1) / size.clamp(min=LEAST_SIZE)
     penalty = torch.where(known.steps > 0, known.ridge, first)
