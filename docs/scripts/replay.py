@@ -121,7 +121,7 @@ def replay(path: Path, code: Path | None = None) -> Replay:
 
 def _figures(old: Line, new: Line) -> list[tuple[float, float]]:
     """Return a round's loss of training, the archive's and today's; without one, of its tests."""
-    names = [TRAIN_LOSS] if old.get(TRAIN_LOSS) else [key for key in old if "eval/" in key]
+    names = [TRAIN_LOSS] if old.get(TRAIN_LOSS) else [key for key in old if key.startswith("eval/")]
     return [(old[name], new[name]) for name in names if _is_number(old[name]) and name in new]
 
 
