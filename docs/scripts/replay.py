@@ -16,6 +16,7 @@ in the archive, and the libraries that this code imports).
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import sys
@@ -49,6 +50,7 @@ LONG_S = 60.0  # a round that takes longer is the only one
 ROUNDS = 2
 QUICK_S = 15.0  # a sample has no run whose rounds took longer on average
 _BYTES = UP_BYTES, DOWN_BYTES
+_TESTS = "eval/"  # begins the names of what tests found
 State = Literal["same", "differs", "left out", "failed"]
 
 
@@ -120,9 +122,17 @@ def replay(path: Path, code: Path | None = None) -> Replay:
 
 
 def _figures(old: Line, new: Line) -> list[tuple[float, float]]:
-    """Return a round's loss of training, the archive's and today's; without one, of its tests."""
-    names = [TRAIN_LOSS] if old.get(TRAIN_LOSS) else [key for key in old if key.startswith("eval/")]
-    return [(old[name], new[name]) for name in names if _is_number(old[name]) and name in new]
+    """Return a round's loss of training, the archive's and today's; without one, of its tests.
+
+    Today's is NaN, which is near nothing, where nothing is found any longer.
+    """
+    if old.get(TRAIN_LOSS):
+        names = [TRAIN_LOSS]
+    elif any(key.startswith(_TESTS) for key in new):
+        names = [key for key in old if key.startswith(_TESTS) and _is_number(old[key])]
+    else:
+        return []
+    return [(old[name], new[name] if _is_number(new.get(name)) else math.nan) for name in names]
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,14 @@ def test_a_method_without_losses_is_compared_by_its_tests(
     path = archived(tmp_path, off=off, column=accuracy, last=1, recipe=recipe)
     assert not any(line.get(TRAIN_LOSS) for line in read_run(path).rounds)
     assert replay.replay(path).state == state
+
+
+def test_what_tests_no_longer_find_is_a_difference(tmp_path: Path) -> None:
+    recipe = RECIPE | {"method": {"name": "analytic"}, "train": {"num_rounds": 1}}
+    path = archived(tmp_path, off=0.5, column="eval/client/gone", last=1, recipe=recipe)
+    done = replay.replay(path)
+    assert done.state == "differs"
+    assert [old for old, new in done.losses if math.isnan(new)] == [0.5]
 
 
 def test_a_model_of_code_is_done_again_where_its_folder_is_given(tmp_path: Path) -> None:
