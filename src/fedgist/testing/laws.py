@@ -94,7 +94,7 @@ def check_laws(
     objective
         The task of the laws' world: ``classes``, ``regression`` or ``multilabel``.
     model
-        The clients' model, as a recipe's ``[model]``: ``{"name": "cnn", "channels": [4, 4]}``, or
+        The clients' model, as a recipe's ``[model]``: ``{"name": "mlp", "hidden": [7]}``, or
         ``{"name": "mypackage.models:factory"}``. The default are small multilayer perceptrons.
     architectures
         Number of architectures, 1 or 2, for a method that needs clients with one model.

@@ -76,7 +76,8 @@ def huggingface(
     when they are used; missing numbers are then refused.
 
     A class label of -1 or None is missing. With ``data.missing_labels = "mask"`` such rows are left
-    out. The same rules hold for splits that are given to ``fedgist.run``.
+    out; in splits that are given to ``fedgist.run`` it is an error. The other rules are the same
+    there.
 
     Examples
     --------

@@ -61,9 +61,9 @@ def stackexchange(
     -----
     ``stackexchange_posts.jsonl`` has one post per line, with ``source`` (the site), ``user``,
     ``kind``, ``title``, ``tags`` and ``text``. Rows are sentences for the objective ``next_word``,
-    without titles; for the others they are whole posts with their titles (raise
-    ``data.words.length``). Posts of unknown users (``null``) are left out. Use it in place of
-    ``stackoverflow``, which is large. Words need no normalization.
+    without titles; for the others they are whole posts with their titles.
+    Posts of unknown users (``null``) are left out. Use it in place of ``stackoverflow``, which is
+    large. Words need no normalization.
 
     Examples
     --------

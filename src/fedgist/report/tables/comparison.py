@@ -1,7 +1,7 @@
 """Compare runs: group them by settings, pair them by seed and division, summarize and test.
 
-The result is the last round's score, as fixed before the run. The best round is shown next to it
-under its own name, because a round selected by test accuracy is not a result. Rounds and bytes to a
+The result is the last round's score, as fixed before the run. The best round has a column of its
+own, for those who ask for it, because a round selected by test accuracy is not a result. Rounds and bytes to a
 target accuracy are counted for each seed, then averaged.
 """
 
