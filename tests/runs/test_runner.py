@@ -18,6 +18,16 @@ from fedgist.core.method import Context, Count, Method, Replies
 from fedgist.core.nets.net import Net
 from fedgist.errors import RecipeError
 from fedgist.methods.fedavg import FedAvg
+from fedgist.runs.files.record import (
+    FEATURES,
+    LINES,
+    METRICS_FILE,
+    RECIPE,
+    RECIPE_MARK,
+    RELEASES,
+    STATE,
+)
+from fedgist.runs.files.run_directory import OF_A_RUN
 from fedgist.testing.small_worlds import SIZES, blobs, rows
 
 QUICK: dict[str, Any] = {
@@ -156,6 +166,50 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
     assert len(fedgist.run(QUICK, overwrite=True, **given).rounds) == 3
 
 
+# a checkpoint is a run's, damaged or not
+NAMES = [name for name in OF_A_RUN if name not in map(str, (STATE, RELEASES))]
+FEATURES_OF_ROUND_2 = "features-2.safetensors"
+PART_OF_STATE = "checkpoint/clients-0.safetensors"
+
+
+@pytest.mark.parametrize("flag", ["overwrite", "resume", "neither"])
+@pytest.mark.parametrize("name", [*NAMES, RECIPE, FEATURES_OF_ROUND_2, PART_OF_STATE])
+def test_a_file_that_no_run_wrote_is_never_replaced(name: str, flag: str, tmp_path: Path) -> None:
+    # rejects that only a checkpoint is looked for, and that --overwrite covers a user's own files
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("# by hand\nseed = 1\n")
+    if flag == "resume":  # a recipe is what a run to resume has
+        (tmp_path / RECIPE).write_text("# by hand\nseed = 1\n")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    named = RECIPE if flag == "resume" else Path(name).name
+    with pytest.raises(RecipeError, match=rf"{named} is not a file of a run.*choose another"):
+        fedgist.run(
+            {**QUICK, "seed": 1},
+            data=blobs(),
+            clients=rows(),
+            out=tmp_path,
+            overwrite=flag == "overwrite",
+            resume=flag == "resume",
+        )
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before  # nor a lock
+
+
+@pytest.mark.parametrize("begun", [(), (RECIPE,), (RECIPE, *LINES, METRICS_FILE, FEATURES)])
+def test_a_run_begins_beside_other_names_and_in_place_of_a_killed_one(
+    begun: tuple[str, ...], tmp_path: Path
+) -> None:
+    # rejects a refusal of what a run that was killed before its first checkpoint leaves
+    (tmp_path / "notes.txt").write_text("mine")
+    for name in begun:
+        (tmp_path / name).write_text(f"seed = 7\n{RECIPE_MARK}" if name == RECIPE else "")
+    recipe = {"train": {"num_rounds": 1, "batch_size": 5}, "engine": {"workers": 1}}
+    fedgist.run(recipe, data=blobs(), clients=rows(), out=tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / STATE).exists()
+    assert not (tmp_path / FEATURES).exists()
+
+
 @pytest.mark.parametrize(
     "wrong", [{"method": {"name": "fedprox", "mu": -1.0}}, {"evaluate": {"on": "global"}}]
 )
@@ -240,6 +294,20 @@ def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(
     trace.write_text("round,client\n1,9\n")
     with pytest.raises(ValueError, match=r"names client 9, outside 0..4"):
         fedgist.run(recipe, data=user_arrays(), clients=rows())
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(1.0, [5, 5, 5]), (0.6, [3, 3, 3]), (0.2, [None, 1, None])]
+)
+def test_clients_that_are_away_are_missed_where_they_would_have_been_asked(
+    share: float, expected: list[int | None], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("round,client\n1,0\n1,3\n3,2\n")
+    clients = {"num_clients": 5, "availability": str(trace)}
+    recipe = QUICK | {"clients": clients, "train": {"num_rounds": 3, "fraction_train": share}}
+    lines = fedgist.run(recipe, data=user_arrays(), clients=rows()).rounds
+    assert [line.get("clients/expected") for line in lines] == expected
 
 
 def test_validation_rows_are_held_out_of_training() -> None:

@@ -21,7 +21,8 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import read
 from fedgist.runs import runner
 from fedgist.runs.files import atomic_files
-from fedgist.runs.files.record import RECIPE, STATE, Line, read_result
+from fedgist.runs.files.record import RECIPE, RECIPE_MARK, STATE, Line, read_result
+from fedgist.runs.files.run_directory import check_own_files
 from fedgist.runs.files.seals import header_of
 from fedgist.runs.round import Observer
 from fedgist.runs.versions import goes_on, is_current
@@ -63,8 +64,7 @@ class JobProcess:
     ) -> None:
         self.job, self.stopped = job, False
         may_fork = may_fork and _can_be_forked(job)
-        if anew or not (job.folder / RECIPE).exists():
-            atomic_files.write(job.folder / RECIPE, job.recipe.to_toml())
+        write_recipe(job, anew=anew)
         fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
         context: Any = fork if may_fork else spawn
         self.connection, child_end = context.Pipe()
@@ -106,6 +106,13 @@ class JobProcess:
         """Wait for the end of the process."""
         self.connection.close()
         self.process.join()
+
+
+def write_recipe(job: Job, *, anew: bool) -> None:
+    """Write the recipe of a job that begins into its folder, unless the job is to be resumed."""
+    check_own_files(job.folder)
+    if anew or not (job.folder / RECIPE).exists():
+        atomic_files.write(job.folder / RECIPE, job.recipe.to_toml() + RECIPE_MARK)
 
 
 def _can_be_forked(job: Job) -> bool:

@@ -26,7 +26,7 @@ from fedgist.runs.files import atomic_files
 from fedgist.runs.files.record import RECIPE, RESULT, STATE
 from fedgist.runs.files.run_directory import LOCK, locked
 from fedgist.studies.job import ENDS, Event, Job, Running
-from fedgist.studies.job_process import JobProcess
+from fedgist.studies.job_process import JobProcess, write_recipe
 
 LIVES = 3  # how often a job is begun in all, if its machines die
 PATIENCE_S = 0.5  # seconds of waiting before signals are looked at
@@ -83,8 +83,7 @@ class RayJob:
     def __init__(self, job: Job, slot: Slot, data_root: Path | None, *, anew: bool) -> None:
         self.job, self.slot, self.data_root, self.lives = job, slot, data_root, LIVES
         self.stopping = False
-        if anew or not (job.folder / RECIPE).exists():
-            atomic_files.write(job.folder / RECIPE, job.recipe.to_toml())
+        write_recipe(job, anew=anew)
         self.lock = ExitStack()
         self.lock.enter_context(locked(job.folder))
         self._begin(anew=anew)

@@ -16,18 +16,17 @@ from fedgist.runs.files.record import (
     METRICS_FILE,
     PARTITION,
     RECIPE,
+    RECIPE_MARK,
     RELEASES,
     RESULT,
     ROUNDS,
     STATE,
+    read_bytes_or_empty,
     read_lines,
     saved_arrays_in,
 )
 
-OF_A_RUN = (
-    *(str(STATE), str(RELEASES), *LINES),
-    *(RESULT, RECIPE, PARTITION, METRICS_FILE),
-)
+OF_A_RUN = (str(STATE), str(RELEASES), *LINES, RESULT, PARTITION, METRICS_FILE)
 LOCK = STATE.with_name("lock")
 PARTICIPANTS = "participants.csv"
 SITES_STATE = STATE.with_name("sites.json")  # of a run with real sites
@@ -61,7 +60,7 @@ def locked(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if not (folder / RECIPE).exists():  # the run was not begun
+        if not holds_run(folder):  # the run was not begun
             with contextlib.suppress(OSError):
                 (folder / LOCK).unlink()
                 (folder / LOCK).parent.rmdir()
@@ -91,13 +90,29 @@ def _can_hold(place: Path) -> bool:
     return True
 
 
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run: a checkpoint, or a recipe with the mark of a run's."""
+    if any((folder / name).exists() for name in (STATE, RELEASES)):
+        return True
+    return read_bytes_or_empty(folder / RECIPE).endswith(RECIPE_MARK.encode())
+
+
+def check_own_files(folder: Path) -> None:
+    """Raise RecipeError if a run would replace files in ``folder`` that are not a run's."""
+    if not holds_run(folder) and (others := _files_of_run(folder)):
+        raise RecipeError(
+            f"{others[-1]} is not a file of a run, and a run in {folder} would replace it; choose "
+            "another folder, or move the file"
+        )
+
+
 def check_entry(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
     """Return whether to resume the run in ``folder``.
 
     Raises
     ------
     RecipeError
-        If there is no run to resume, or a run that may not be replaced.
+        If there is no run to resume, a run that may not be replaced, or a file that no run wrote.
     """
     if folder is None:
         return False
@@ -106,7 +121,9 @@ def check_entry(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
     if resume:
         if not (folder / RECIPE).exists():
             raise RecipeError(f"{folder} holds no run to resume")
+        check_own_files(folder)
         return True
+    check_own_files(folder)
     if any((folder / name).exists() for name in (STATE, RELEASES)) and not overwrite:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
@@ -145,13 +162,26 @@ def _missing_file(error: BaseException | None) -> Path | None:
 
 def clear(folder: Path) -> None:
     """Remove the files of an earlier run."""
-    for name in (*OF_A_RUN, *saved_arrays_in(folder)):
-        (folder / name).unlink(missing_ok=True)
-    remove_parts(folder / STATE.parent)
+    for path in _files_of_run(folder):
+        path.unlink(missing_ok=True)
+
+
+def _files_of_run(folder: Path) -> list[Path]:
+    """Return the paths in a folder that a run's files have; its recipe, which has the mark, last.
+
+    A kill while they are removed then leaves what is known as a run's.
+    """
+    names = (*OF_A_RUN, *saved_arrays_in(folder))
+    paths = [*(folder / name for name in names), *_parts_in(folder / STATE.parent)]
+    return [path for path in (*paths, folder / RECIPE) if path.exists()]
 
 
 def remove_parts(folder: Path, kept: Collection[str] = ()) -> None:
     """Remove the files of clients' state from a checkpoint's folder, except those kept."""
-    for path in folder.glob(f"{PART}*.safetensors"):
+    for path in _parts_in(folder):
         if path.name not in kept:
             path.unlink(missing_ok=True)
+
+
+def _parts_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PART}*.safetensors"))
