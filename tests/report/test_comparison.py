@@ -450,6 +450,13 @@ def test_runs_are_found_below_any_folder_once(folder: Path) -> None:
     assert [run.seed for run in find([folder / "more"])] == [9, 10]
 
 
+@pytest.mark.parametrize("number", ["²", "①", "٣", "½", "-1", "1²", ""])
+def test_a_folder_may_have_any_sign_for_a_number(folder: Path, number: str) -> None:
+    # rejects a question whether it is a digit before int(), which does not read every digit
+    write_run(folder / "more" / f"run-{number}", [0.5], seed=9)
+    assert len(find([folder])) == 7
+
+
 def test_one_damaged_run_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     for name, text in (
         ("recipe.toml", "\x00["),

@@ -146,7 +146,16 @@ def test_a_file_is_known_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "seed-3.csv").touch()
     (tmp_path / "by-round.csv").touch()
     (tmp_path / "seed-4.csv").mkdir()
-    assert [is_archived(p) for p in sorted(tmp_path.iterdir())] == [False, True, False]
+    for name in ("seed-3-division-12.csv", "seed--1.csv"):
+        assert not is_archived(tmp_path / name)
+        (tmp_path / name).touch()
+        assert is_archived(tmp_path / name)
+    for name in ("seed-3-division-1.toml", "seed-3-client-1.csv", "seed-²"):
+        (tmp_path / name).touch()
+        assert not is_archived(tmp_path / name)
+    assert is_archived(tmp_path / "seed-3.csv")
+    assert not is_archived(tmp_path / "by-round.csv")
+    assert not is_archived(tmp_path / "seed-4.csv")
 
 
 def test_what_a_run_says_of_its_privacy_is_kept(folder: Path, tmp_path: Path) -> None:

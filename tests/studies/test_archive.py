@@ -60,6 +60,20 @@ def test_what_is_archived_is_not_run_again(done: tuple[list[Job], Archive], tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("seed", [0, 10, -3])
+@pytest.mark.parametrize("divided", ["", "data.folds=2", "data.repeats=3"])
+def test_every_file_of_an_archive_is_found_by_reports(
+    divided: str, seed: int, tmp_path: Path
+) -> None:
+    # rejects a reader that knows files of seeds alone, and skips folds in silence
+    archive = Archive(tmp_path, tmp_path / "runs")
+    paths = [archive.place(job) for job in jobs(archive.runs, f"seed={seed}", *divided.split())]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_text("")
+    assert sorted(run.folder for run in run_reader.find([tmp_path])) == sorted(paths)
+
+
 def test_a_run_that_ended_without_the_archive_is_added(
     done: tuple[list[Job], Archive], tmp_path: Path
 ) -> None:

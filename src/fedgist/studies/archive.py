@@ -12,7 +12,7 @@ from pathlib import Path
 from fedgist.errors import DataError, InputError, RecipeError
 from fedgist.recipe.reading import make
 from fedgist.runs.files import atomic_files
-from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
+from fedgist.runs.finished.archived_run import ENDING, archived_part, read_csv, to_csv
 from fedgist.runs.finished.run_reader import problems_of, read_run
 from fedgist.runs.versions import is_current
 from fedgist.studies.job import Job, difference
@@ -32,7 +32,7 @@ class Archive:
     def place(self, job: Job) -> Path:
         """Return the path of a job's file, which may not exist yet."""
         inside = job.folder.relative_to(self.runs)
-        return self.folder / inside.with_name(f"{inside.name}.csv")
+        return self.folder / inside.with_name(f"{inside.name}{ENDING}")
 
     def holds(self, job: Job) -> bool:
         """Return whether the archive holds the job's finished run of its method's version."""

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from fedgist.errors import shown
 from fedgist.recipe.reading import Recipe, flat
 from fedgist.runs.files.record import Line
+from fedgist.runs.files.run_directory import name_of_seed
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,14 @@ def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]
     draws = itertools.product(range(recipe.seed, recipe.seed + seeds), range(count))
     if count == 1:
         return [
-            Job(f"{name} seed {seed}", recipe.changed({"seed": seed}), out / f"seed-{seed}")
+            Job(f"{name} seed {seed}", recipe.changed({"seed": seed}), out / name_of_seed(seed))
             for seed, _ in draws
         ]
     return [
         Job(
             f"{name} seed {seed} division {division}",
             recipe.changed({"seed": seed, "data.division": division}),
-            out / f"seed-{seed}-division-{division}",
+            out / name_of_seed(seed, division),
         )
         for seed, division in draws
     ]

@@ -30,6 +30,7 @@ OF_A_RUN = (str(STATE), str(RELEASES), *LINES, RESULT, PARTITION, METRICS_FILE)
 LOCK = STATE.with_name("lock")
 PARTICIPANTS = "participants.csv"
 SITES_STATE = STATE.with_name("sites.json")  # of a run with real sites
+SEED_NAME = re.compile(r"seed--?[0-9]+(-division-[0-9]+)?")
 PART = "clients-"  # how names of files of clients' state begin, beside the checkpoint
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
 
@@ -37,6 +38,19 @@ PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice 
 def as_folder(name: str) -> str:
     """Return a folder name that is valid on every system; other characters become underscores."""
     return re.sub(r"[^\w.=,+-]+", "_", name)
+
+
+def name_of_seed(seed: int, division: int | None = None) -> str:
+    """Return the folder name of one run among those of several seeds, or divisions of the rows.
+
+    An archive's file has the same name.
+    """
+    return f"seed-{seed}" if division is None else f"seed-{seed}-division-{division}"
+
+
+def is_of_seed(name: str) -> bool:
+    """Return whether a name is one that :func:`name_of_seed` gives."""
+    return SEED_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager

@@ -38,10 +38,11 @@ from fedgist.runs.files.columns import (
 )
 from fedgist.runs.files.file_checks import fault_of_recipe, fault_of_result, fault_of_round
 from fedgist.runs.files.record import Line, read_bytes_or_empty
+from fedgist.runs.files.run_directory import is_of_seed
 from fedgist.runs.files.seals import SEALED
 from fedgist.runs.finished.finished_run import FinishedRun
 
-KIND, VERSION = "fedgist_run", 2
+KIND, VERSION, ENDING = "fedgist_run", 2, ".csv"
 TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
@@ -53,12 +54,11 @@ OF_RESULT = (
 )
 SEAL = '# sha256 = "'  # how the first line begins
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
-FILE = re.compile(r"seed-\d+\.csv")  # its name
 
 
 def is_archived(path: Path) -> bool:
     """Return whether a path is, by its name, a file of this format."""
-    return FILE.fullmatch(path.name) is not None and path.is_file()
+    return path.suffix == ENDING and is_of_seed(path.stem) and path.is_file()
 
 
 def archived_part(run: FinishedRun, command: str) -> FinishedRun:

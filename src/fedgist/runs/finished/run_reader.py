@@ -26,7 +26,7 @@ from fedgist.runs.files.record import (
     read_usable_lines,
 )
 from fedgist.runs.files.seals import Seal, seal_of
-from fedgist.runs.finished.archived_run import is_archived, read_csv
+from fedgist.runs.finished.archived_run import ENDING, is_archived, read_csv
 from fedgist.runs.finished.finished_run import FinishedRun
 
 DEEPEST = 4  # depth of the search for runs below a folder: seeds, sweeps, tables
@@ -136,8 +136,8 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def _natural(path: Path) -> tuple[str, int, str]:
     """Sort seed-10 after seed-9."""
-    stem, _, number = path.name.removesuffix(".csv").rpartition("-")
-    return (stem, int(number), path.name) if number.isdigit() else (path.name, -1, "")
+    stem, _, number = path.name.removesuffix(ENDING).rpartition("-")
+    return (stem, int(number), path.name) if number.isdecimal() else (path.name, -1, "")
 
 
 def readable(runs: Sequence[FinishedRun]) -> tuple[list[FinishedRun], list[str]]:
