@@ -12,7 +12,13 @@ import typer
 from rich.table import Table
 
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.cli.shared_options import FEDERATE, SettingsOption, app, same_command
+from fedgist.cli.shared_options import (
+    FEDERATE,
+    SettingsOption,
+    app,
+    refuse_unread,
+    same_command,
+)
 from fedgist.cli.value_origins import naming_origins
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import InputError, Interrupted, Stopped
@@ -33,6 +39,7 @@ KitFolder = Annotated[
 @app.command(rich_help_panel=FEDERATE)
 @naming_origins
 def server(
+    context: typer.Context,
     kit: KitFolder,
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The federation's recipe.")],
     out: Annotated[
@@ -76,13 +83,14 @@ def server(
     from fedgist.recipe.reading import read
     from fedgist.report.terminal.progress import observing
 
+    if from_files is not None:
+        by_file = {"kit", "recipe", "out", "settings", "from_files", "quiet"}
+        refuse_unread(context, "with --from-files, which has no network", by_file)
     opened = read_kit(kit)
     check_role(opened.role, "server", kit)
     if from_files is not None:
         from fedgist.federation.server.from_files import serve_files
 
-        if listen is not None:
-            raise InputError("--listen needs a network, and --from-files has none")
         parsed = read(find_recipe(recipe), settings or [])
         with observing(console(), quiet=quiet, as_json=False) as observer:
             serve_files(opened, parsed, from_files, out, observer)
@@ -96,6 +104,7 @@ def server(
 
 @app.command(rich_help_panel=FEDERATE)
 def site(
+    context: typer.Context,
     kit: KitFolder,
     config: Annotated[
         Path,
@@ -155,7 +164,8 @@ def site(
     from fedgist.federation.site.file import read_site_file
     from fedgist.federation.site.process import check_site, open_new_budget, take_part
 
-    table = read_site_file(config)
+    if new_data:
+        refuse_unread(context, "with --new-data", {"kit", "config", "new_data"})
     by_file = to_file or from_file
     if recipe is not None and not (check or by_file):
         raise InputError(
@@ -167,14 +177,15 @@ def site(
         raise InputError(f"{by_name} does not go with {'--check' if check else '--from-file'}")
     if by_file and recipe is None:
         raise InputError(f"{by_name} needs --recipe RECIPE: the recipe that the server uses")
-    if new_data:
-        _print(open_new_budget(table))
-        return
+    table = read_site_file(config)
     if check:
         _print(check_site(table, kit, find_recipe(recipe) if recipe else None))
         return
     opened = read_kit(kit)
     check_role(opened.role, "site", kit)
+    if new_data:
+        _print(open_new_budget(table))
+        return
 
     def tell(text: str) -> None:
         console(soft_wrap=True).print(words(text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from fedgist.errors import InputError
 from fedgist.report.tracking.tracker_names import FORMS
 
 # the commands in the order of first use, in the panels of --help
@@ -115,6 +117,27 @@ TrackOption = Annotated[
 def figure_option(use: str) -> object:
     """Return the option ``--figure FILE``; ``use`` is the first half of its help."""
     return typer.Option("--figure", "--png", metavar="FILE", help=f"{use}: .pdf, .svg or .png.")
+
+
+def refuse_unread(context: typer.Context, how: str, reads: Collection[str]) -> None:
+    """Raise InputError if a command was given an option that it does not read when called so.
+
+    ``how`` ends the sentence, such as "with --resume"; ``reads`` are the names of the parameters
+    that are read.
+    """
+    unread = [
+        (parameter.opts[0] if parameter.opts[0].startswith("-") else str(parameter.metavar))
+        for parameter in context.command.params
+        if parameter.name not in reads and _is_typed(context, str(parameter.name))
+    ]
+    if unread:
+        have = "has" if len(unread) == 1 else "have"
+        raise InputError(f"{' and '.join(unread)} {have} no effect {how}")
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 # options about where and how runs are executed; True if a value follows
