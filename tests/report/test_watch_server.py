@@ -307,7 +307,7 @@ def test_a_port_in_use_is_an_error_that_says_what_to_type(site: ServedPages) -> 
     ("words", "says"),
     [
         (["--serve", "--once"], "--once has no effect with --serve"),
-        (["--serve", "--track", "mlflow"], "--track does not work with --serve"),
+        (["--serve", "--track", "mlflow"], "--track has no effect with --serve"),
         (["--port", "8765"], "--port needs --serve"),
     ],
 )

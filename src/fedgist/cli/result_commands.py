@@ -16,7 +16,15 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from fedgist.cli.shared_options import LOOK, Folders, TrackOption, Trust, app, figure_option
+from fedgist.cli.shared_options import (
+    LOOK,
+    Folders,
+    TrackOption,
+    Trust,
+    app,
+    figure_option,
+    refuse_unread,
+)
 from fedgist.errors import InputError, ReportError, one_of
 from fedgist.report import formatting, model_card, page
 from fedgist.report.formatting import Sheet
@@ -85,6 +93,7 @@ LabelOption = Annotated[
 
 @app.command(rich_help_panel=LOOK)
 def show(
+    context: typer.Context,
     folders: Folders,
     figure: Annotated[
         Path | None,
@@ -103,6 +112,8 @@ def show(
     fedgist show runs/demo --figure accuracy.pdf
     fedgist show runs/demo/fedlog runs/demo/local --by client
     """
+    if by is not None:
+        refuse_unread(context, f"with --by {by}", {"folders", "by", "label", "trust"})
     all_runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
     runs, problems = run_reader.readable(all_runs)
     screen = console()
@@ -133,6 +144,7 @@ def _end(runs: Sequence[FinishedRun]) -> None:
 
 @app.command(rich_help_panel=LOOK)
 def compare(
+    context: typer.Context,
     folders: Folders,
     reference: Reference = None,
     target_accuracy: TargetOption = None,
@@ -181,24 +193,20 @@ def compare(
     fedgist compare runs/a runs/b --label "FedLog (ours)=runs/a"
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
-    given: dict[str, object] = {
-        "--by": by,
-        "--columns": columns,
-        "--reference": reference,
-        "--order": order,
-    }
-    given |= {"--target-accuracy": target_accuracy}
-    beside = next((name for name, value in given.items() if value is not None), "")
-    if ranks and (beside or chosen_form in {"csv", "json"}):
-        raise ReportError(
-            f"--ranks has no {beside or f'--format {form}'}: it is a table of its own"
-        )
-    if columns is not None and (by or chosen_form in {"csv", "json"}):
-        beside = f"--by {by}" if by else f"--format {form}"
-        raise ReportError(f"--columns has no effect with {beside}, which has columns of its own")
-    runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
-    if figure is not None and not ranks:
+    of_all_tables = {"folders", "form", "out", "label", "trust"}
+    if ranks:
+        own = {*of_all_tables, "ranks", "metric", "figure"}
+        refuse_unread(context, "with --ranks, which is a table of its own", own)
+        if chosen_form in {"csv", "json"}:
+            raise ReportError(f"--ranks has no --format {form}: it is a table of its own")
+    elif by is not None:
+        own = {*of_all_tables, "by"}
+        refuse_unread(context, f"with --by {by}, which has columns of its own", own)
+    elif figure is not None:
         raise ReportError("--figure draws ranks: use --ranks, or fedgist show --figure")
+    if columns is not None and chosen_form in {"csv", "json"}:
+        raise ReportError(f"--columns has no effect with --format {form}, which has all columns")
+    runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
     if ranks:
         output = _ranks(runs, metric, chosen_form, figure)
     elif by is None:
@@ -348,6 +356,7 @@ def card(
 
 @app.command("watch", rich_help_panel=LOOK)
 def watch_(
+    context: typer.Context,
     folders: Folders,
     every: Annotated[
         float | None,
@@ -381,7 +390,8 @@ def watch_(
     fedgist watch runs/demo-fedlog --serve
     """
     if serve:
-        _refuse_with_serve(once, track)
+        own = {"folders", "every", "serve", "port", "trust"}
+        refuse_unread(context, "with --serve: a second fedgist watch does it", own)
         _serve(folders, every or 2.0, port or 0, trust=trust)
     elif port is not None:
         raise InputError("--port needs --serve")
@@ -423,13 +433,6 @@ def _watch(
         for sender in senders:
             sender.close()
     _end(all_runs)
-
-
-def _refuse_with_serve(once: bool, track: list[str] | None) -> None:
-    if once:
-        raise InputError("--once has no effect with --serve: leave one of the two out")
-    if track:
-        raise InputError("--track does not work with --serve: use a second fedgist watch for it")
 
 
 def _serve(folders: Sequence[Path], every: float, port: int, *, trust: bool) -> None:

@@ -24,6 +24,7 @@ from fedgist.cli.shared_options import (
     TrackOption,
     app,
     figure_option,
+    refuse_unread,
 )
 from fedgist.cli.value_origins import naming_origins
 from fedgist.errors import InputError, RecipeError, listed, printable
@@ -33,7 +34,7 @@ from fedgist.report.tables.run_tables import overview
 from fedgist.report.terminal.console import SheetView, console, say, words
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.report.tracking.tracker_names import trackers
-from fedgist.runs.files.record import to_json
+from fedgist.runs.files.record import RECIPE, to_json
 from fedgist.runs.files.run_directory import as_folder
 from fedgist.runs.finished import run_reader
 
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
     from fedgist.world.world import World
 
 FEW_CLASSES = 5  # whose rows are shown as numbers
+OF_RESUMED = frozenset(  # parameters of ``fedgist run`` that a resumed run reads
+    {
+        *("resume", "rounds", "settings", "seed", "seeds", "full_digest"),
+        *("track", "data_root", "quiet", "as_json"),
+    }
+)
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a run that is already in the folder.")
@@ -54,6 +61,7 @@ AsJson = Annotated[
 @app.command(rich_help_panel=START)
 @naming_origins
 def run(
+    context: typer.Context,
     recipe: RecipeOrDemo = None,
     settings: SettingsOption = None,
     seed: SeedOption = None,
@@ -96,7 +104,7 @@ def run(
     fedgist run --set method.name=fedavg --set train.num_rounds=50
     fedgist run --resume runs/mnist-fedlog
     """
-    _check_rounds(rounds, resume)
+    _check_mode(context, rounds, resume)
     path, settings = find_recipe(recipe), _with_seed(settings, seed)
     parsed = read(path, settings) if resume is None else None
     chosen = trackers(track)
@@ -163,16 +171,23 @@ def _with_seed(settings: list[str] | None, seed: int | None) -> list[str]:
     return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
 
 
-def _check_rounds(rounds: int | None, resume: Path | None) -> None:
+def _check_mode(context: typer.Context, rounds: int | None, resume: Path | None) -> None:
+    """Refuse options of ``fedgist run`` that a new run, or a resumed one, does not read."""
     if rounds is not None and resume is None:
-        raise RecipeError(
+        raise InputError(
             "--rounds needs --resume DIR: it raises the rounds of an earlier run; use "
             f"--set train.num_rounds={rounds} for a new run"
         )
+    if resume is None:
+        return
+    refuse_unread(context, "with --resume: a resumed run keeps its recipe and folder", OF_RESUMED)
+    if (resume / RECIPE).is_file():
+        refuse_unread(context, f"with --resume {resume}, a run of one seed", OF_RESUMED - {"seeds"})
 
 
 @app.command(rich_help_panel=FEDERATE)
 def forget(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
     client: Annotated[
         str | None, typer.Option(metavar="CLIENT", help="A client, by number or name.")
@@ -201,6 +216,7 @@ def forget(
     if (reply is None) == (client is None) or (reply is None) != (kit is None):
         raise InputError("give --client CLIENT, or --reply FILE with --kit KIT")
     if reply is not None and kit is not None:
+        refuse_unread(context, "with --reply", {"folder", "reply", "kit"})
         name = _forget_site(folder, reply, kit)
         again = "the same fedgist server command sends the others their model without it"
         console().print(words(f"the sums of {name} are out of the totals of {folder}; {again}"))

@@ -23,6 +23,7 @@ from fedgist.cli.shared_options import (
     SettingsOption,
     TrackOption,
     app,
+    refuse_unread,
     same_runs,
 )
 from fedgist.cli.value_origins import naming_origins
@@ -98,6 +99,12 @@ Rerun = Annotated[
     ),
 ]
 
+OF_QUEUE = frozenset(  # parameters of ``fedgist reproduce`` that the queue reads
+    {
+        *("table", "queue", "archive", "out", "hours", "plan"),
+        *("device", "jobs", "data_root", "quiet"),
+    }
+)
 MOST_TIES = 3  # number of ties that are named
 SCALES: dict[str, Scale] = {scale: scale for scale in get_args(Scale)}
 REPRODUCE_FORMATS: dict[str, table_formats.Format] = {
@@ -207,6 +214,7 @@ def sweep(
 @app.command(rich_help_panel=SEARCH)
 @naming_origins
 def privacy(
+    context: typer.Context,
     recipe: RecipeOrDemo = None,
     settings: SettingsOption = None,
     epsilons: Annotated[
@@ -233,6 +241,7 @@ def privacy(
     """
     shown = console()
     if epsilons is None:
+        refuse_unread(context, "without --epsilons", ())
         for sheet in privacy_words.screen():
             shown.print(SheetView(sheet))
         for text in privacy_words.QUESTIONS:
@@ -381,6 +390,7 @@ def _print_trials(folders: Sequence[Path], tuner: Tuner) -> None:
 
 @app.command(rich_help_panel=SEARCH)
 def reproduce(
+    context: typer.Context,
     table: Annotated[
         str,
         typer.Argument(
@@ -440,10 +450,11 @@ def reproduce(
     fedgist reproduce all --hours 8
     """
     if table == ALL:
-        _refuse_options(column, method, seeds, settings, track)
+        refuse_unread(context, "with all: the queue states what it runs, and how", OF_QUEUE)
         given = QueueOptions(queue, archive, out, hours, plan, device, jobs, data_root, quiet)
         run_queue(given, JOBS_OF)
         return
+    refuse_unread(context, "with one table", set(context.params) - {"queue", "hours", "plan"})
     path = find_table(table)
     chosen_form = REPRODUCE_FORMATS[one_of(form, REPRODUCE_FORMATS, "format")]
     parsed = read_paper_table(path)
@@ -462,13 +473,6 @@ def reproduce(
     notes = [f"{name}: {note}" for name, column in studies.items() for note in column.notes]
     _print(table_formats.in_words(sheets, list(dict.fromkeys(notes)), chosen_form))
     raise_failures(failed)
-
-
-def _refuse_options(*given: object) -> None:
-    names = ("--column", "--method", "--seeds", "--set", "--track")
-    for name, value in zip(names, given, strict=True):
-        if value:
-            raise RecipeError(f"{name} is for one table: the queue states what it runs")
 
 
 def _print(table: str | Group) -> None:
