@@ -187,7 +187,7 @@ def test_the_command_prints_and_draws_them(tmp_path: Path) -> None:
         ["--target-accuracy", "9"],
     ):
         refused = CliRunner().invoke(app, [*command[:3], *wrong])
-        assert "--ranks has no" in str(refused.exception) + refused.output
+        assert "--ranks" in str(refused.exception) + refused.output
     alone = CliRunner().invoke(app, [*command[:2], "--figure", str(figure)])
     assert "--figure draws ranks" in str(alone.exception) + alone.output
 
