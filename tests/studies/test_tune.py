@@ -11,12 +11,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from commands import Command, fedgist, wait_for_ends, wait_until
+from fedgist.cli.main import app
 from fedgist.cli.recipe_files import find_recipe, find_space, folder, shipped
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import OutputError, RecipeError
 from fedgist.recipe.reading import read
+from fedgist.runs.files import run_directory
 from fedgist.runs.files.columns import VALIDATION_ACCURACY
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
@@ -27,7 +30,7 @@ from fedgist.studies.search_space import (
     own_values,
     read_space,
 )
-from fedgist.studies.tune import Tuner, storing
+from fedgist.studies.tune import STUDY, Tuner, storing
 
 pytest.importorskip("optuna")
 
@@ -367,6 +370,29 @@ def test_a_run_without_validation_rows_is_an_error_that_says_so(
     recipe = tuner.best_recipe()
     assert recipe is not None
     assert recipe.data.validation == 0.1  # as it was asked for
+
+
+def test_a_second_search_in_a_folder_is_refused_and_the_first_one_goes_on(
+    tmp_path: Path, space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # rejects that the trials which run in a first search are taken for those of a killed one
+    monkeypatch.setattr(run_directory, "PATIENCE_S", 0.05)
+    out = tmp_path / "study"
+    command = ["tune", str(DEMO), "--space", str(space), "--out", str(out)]
+    with storing(out):
+        tuner = Tuner(DEMO, SMALL, space, out, 1)
+        job = next(tuner.jobs(2))
+        before = (out / STUDY).read_bytes()
+        second = CliRunner().invoke(app, [*command, *(f"--set={text}" for text in SMALL)])
+        assert isinstance(second.exception, RecipeError)
+        assert str(second.exception) == f"another fedgist tune is using {out}"
+        assert (out / STUDY).read_bytes() == before
+        tuner.listen(job, Event("failed"))  # no UpdateFinishedTrialError
+    with storing(out):  # it is free again
+        pass
+    with storing(tmp_path / "not" / "begun"):
+        pass
+    assert not (tmp_path / "not" / "begun").exists()
 
 
 @pytest.mark.slow

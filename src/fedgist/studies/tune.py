@@ -23,6 +23,7 @@ from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
 from fedgist.recipe.reading import Recipe, check_parts, first_metric, read
 from fedgist.runs.files.columns import ends_lost, over_clients
 from fedgist.runs.files.record import ROUNDS, Line, read_lines
+from fedgist.runs.files.run_directory import held
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.private_choice import (
     Choice,
@@ -37,6 +38,7 @@ from fedgist.studies.trial_values import Sampler, suggest
 
 VALIDATION = 0.2  # share of the training rows to hold out if the recipe holds out none
 STUDY, NAME = "study.db", "fedgist"
+LOCK = Path("study.lock")
 WORST = 1e30  # the size of the score of a trial that diverged, if its metric has no bound
 CHOICES = "choices"  # attribute of the study: the choices made under privacy
 
@@ -308,14 +310,22 @@ class Tuner:
 
 @contextlib.contextmanager
 def storing(out: Path) -> Iterator[None]:
-    """Turn errors of the database in ``out`` within the block into an error that names its file."""
+    """Let no other process search in ``out``, and name its database in errors of the database.
+
+    To a second search, running trials would be those of a killed one.
+    """
     optuna, alchemy = _optuna(), importlib.import_module("sqlalchemy.exc")
     try:
-        yield
+        with held(out, LOCK, f"another fedgist tune is using {out}", _is_begun):
+            yield
     except (optuna.exceptions.StorageInternalError, alchemy.SQLAlchemyError) as error:
         reason = first_line(error.__cause__ or error)
         kind = DiskFullError if "disk is full" in reason else OutputError
         raise kind(f"{out / STUDY} cannot be written: {reason}") from error
+
+
+def _is_begun(out: Path) -> bool:
+    return (out / STUDY).exists()
 
 
 def _optuna() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -53,8 +53,7 @@ def is_of_seed(name: str) -> bool:
     return SEED_NAME.fullmatch(name) is not None
 
 
-@contextlib.contextmanager
-def locked(folder: Path | None) -> Iterator[None]:
+def locked(folder: Path | None) -> contextlib.AbstractContextManager[None]:
     """Hold the folder's lock: two processes in one run directory would write each round twice.
 
     Raises
@@ -62,22 +61,37 @@ def locked(folder: Path | None) -> Iterator[None]:
     RecipeError
         If another process holds the lock.
     """
-    if folder is None or not _can_hold(folder / LOCK.parent):
+    if folder is None:
+        return contextlib.nullcontext()
+    return held(folder, LOCK, f"{folder}: another process is using this run directory", holds_run)
+
+
+@contextlib.contextmanager
+def held(
+    folder: Path, lock: Path, refusal: str, is_begun: Callable[[Path], bool]
+) -> Iterator[None]:
+    """Hold a lock in ``folder``; raise RecipeError with ``refusal`` if another process holds it.
+
+    The lock ends with its process. If ``is_begun`` says that nothing was written into the folder,
+    what was made for the lock is removed.
+    """
+    path = folder / lock
+    if not _can_hold(path.parent):
         yield
         return
-    lock = FileLock(folder / LOCK, timeout=PATIENCE_S)
+    file = FileLock(path, timeout=PATIENCE_S)
     try:
-        lock.acquire()
+        file.acquire()
     except Timeout as error:
-        raise RecipeError(f"{folder}: another process is using this run directory") from error
+        raise RecipeError(refusal) from error
     try:
         yield
     finally:
-        lock.release()
-        if not holds_run(folder):  # the run was not begun
+        file.release()
+        if not is_begun(folder):
             with contextlib.suppress(OSError):
-                (folder / LOCK).unlink()
-                (folder / LOCK).parent.rmdir()
+                path.unlink()
+                path.parent.rmdir()
                 folder.rmdir()
 
 
