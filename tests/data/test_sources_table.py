@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.division import Division
 from fedgist.data.sources.loading import load_data
+from fedgist.data.sources.table_file import load_table
 from fedgist.errors import DataError
 
 HEAD = "age,smokes,town,site,diagnosis\n"
@@ -402,3 +404,48 @@ def test_any_bytes_are_read_or_an_error(tmp_path: Path, content: bytes) -> None:
         load_data("table", path=tmp_path / "table.csv", label="y")
     except DataError as error:
         assert "table.csv" in str(error)  # noqa: PT017
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.sampled_from('"",,\nxy'), max_size=14), st.sampled_from(["\n", "\r\n"]))
+@example('1,"x\n2,y', "\n")
+@example('1,""', "\n")
+@example('1,"""', "\n")
+@example('1,"\n"\n', "\n")
+@example('1,x"y\n2,"x""y"', "\r\n")
+def test_a_table_that_ends_in_a_quoted_cell_is_an_error(
+    tmp_path: Path, text: str, newline: str
+) -> None:
+    text = "a,b\n" + text
+    (tmp_path / "t.csv").write_bytes(text.replace("\n", newline).encode())
+    problem, rows = "", [["", ""]]
+    try:
+        rows = list(filter(None, csv.reader(io.StringIO(text, newline=""), strict=True)))
+    except csv.Error as error:
+        problem = str(error)
+    try:
+        cells = load_table(tmp_path / "t.csv").frame.to_numpy().tolist()
+    except DataError as error:
+        assert problem or any(len(row) != 2 for row in rows)
+        assert "t.csv" in str(error)  # noqa: PT017
+    else:
+        assert "unexpected end of data" not in problem
+        found = [[cell.replace("\r\n", "\n") for cell in row] for row in cells]
+        assert problem or found == rows[1:]
+
+
+@pytest.mark.parametrize("size", [200, 2 << 20], ids=["of a block", "of several blocks"])
+def test_a_missing_closing_quote_is_named_by_its_row(tmp_path: Path, size: int) -> None:
+    rows = [f"{i},{'Bonn' if i % 2 else 'Ulm'}" for i in range(1, 1 + size // 10)]
+    rows[14] = '15,"Bonn'
+    (tmp_path / "t.csv").write_text("age,town\n" + "\n".join(rows) + "\n", "utf-8")
+    with pytest.raises(
+        DataError, match=r"^t\.csv: a cell of row 15 below the header has no closing"
+    ):
+        load_table(tmp_path / "t.csv")
+
+
+def test_a_cell_may_be_larger_than_a_block(tmp_path: Path) -> None:
+    long = "x" * (2 << 20)
+    (tmp_path / "t.csv").write_text(f'a,b\n1,"{long}"\n2,y\n', "utf-8")
+    assert load_table(tmp_path / "t.csv").frame["b"].tolist() == [long, "y"]

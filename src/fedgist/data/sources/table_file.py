@@ -33,6 +33,8 @@ _MOST_COLUMNS = 100_000
 _TIMES_AS_TEXT = 5  # a cell may be one comma in the file, and needs four more bytes as text
 _BYTES_OF_A_CELL = 8
 _ROWS_AT_ONCE = 4096
+_BLOCK, _LARGEST_BLOCK = 1 << 20, 2**31 - 1  # bytes of a table of text that are read at a time
+_ROOM = 1 << 20  # bytes for a row of marks
 _PACKED = ".gz"
 _OTHERS = ";\t|,"  # characters that often separate cells
 TABLES = (*_SEPARATORS, ".parquet", ".arff", ".dta")
@@ -135,18 +137,45 @@ def _frame(file: Path, arrow: Table) -> Table:
 def _text_file(file: Path, form: TableForm) -> Table:
     """Read all cells as text with pyarrow, because pandas silently fills short rows."""
     content = _content(file)
-    csv = _pyarrow("pyarrow.csv")
     separator = form.sep or _SEPARATORS[ending_of(file)]
-    parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    with csv.open_csv(io.BytesIO(content), parse_options=parse) as reader:
+    try:
+        rows = _rows(file.name, content, separator, _BLOCK)
+    except ValueError as error:
+        if "straddling" not in str(error):
+            raise
+        rows = _rows(file.name, content, separator, _LARGEST_BLOCK)  # a row is larger than a block
+    return _frame(file, rows)
+
+
+def _rows(name: str, content: bytes | bytearray, separator: str, block: int) -> Table:
+    """Return the rows of a table of text, read in blocks of bytes.
+
+    pyarrow takes a quoted cell to end with the file. So a row of marks is appended: if it is not
+    the last row that is read, it is in such a cell.
+    """
+    csv = _pyarrow("pyarrow.csv")
+    how = {
+        "parse_options": csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+        "read_options": csv.ReadOptions(block_size=min(block, len(content) + _ROOM)),
+    }
+    with csv.open_csv(io.BytesIO(content), **how) as reader:
         header = reader.schema.names
-    _check_width(file.name, len(header))
+    _check_width(name, len(header))
     if header[0].startswith("sep="):
         line = f"{header[0]!r:.20}"
-        raise DataError(f"{file.name}: its first line, {line}, is no header: delete this line")
+        raise DataError(f"{name}: its first line, {line}, is no header: delete this line")
     as_text = csv.ConvertOptions(column_types=dict.fromkeys(header, _pyarrow("pyarrow").string()))
-    read = csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=as_text)
-    return _frame(file, read)
+    mark = "-" if separator != "-" else "."
+    end = separator.join([mark] * len(header))
+    marked = io.BytesIO(content + f"\n{end}\n".encode())
+    read = csv.read_csv(marked, convert_options=as_text, **how)
+    last = read.num_rows - 1
+    if any(column[last].as_py() != mark for column in read.columns):
+        raise DataError(
+            f"{name}: a cell of row {last + 1} below the header has no closing quote, so the rest "
+            "of the file is in this cell"
+        )
+    return read.slice(0, last)
 
 
 def _content(file: Path) -> bytes | bytearray:
