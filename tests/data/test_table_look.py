@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from fedgist.cli.main import app
 from fedgist.data.sources.table_look import TableLook, look_at
-from fedgist.errors import DataError
+from fedgist.errors import DataError, InputError
 from fedgist.recipe.first_recipe import first_recipe
 from fedgist.recipe.reading import make
 
@@ -134,6 +135,65 @@ def test_the_command_writes_a_recipe_that_runs(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, command)
     assert "exists; --overwrite replaces it" in str(done.exception)
+
+
+def begun(folder: Path, labels: list[str], **columns: object) -> Result:
+    """Return what init answered about a table with these labels, again and again."""
+    x = np.random.default_rng(0).normal(size=120)
+    frame = pd.DataFrame({"x": x, "y": labels * (120 // len(labels))} | columns)
+    frame.to_csv(folder / "t.csv", index=False)
+    words = ["init", str(folder / "t.csv"), "--out", str(folder / "t.toml")]
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["0.0", "1.0", "", "1.0"], ["0", "1"]),  # as pandas writes whole numbers with gaps
+        (["01", "02"], ["1", "2"]),
+        (["01", "1", "2.0"], ["1", "2"]),
+        (["1e1", "2E1"], ["10", "20"]),
+        ([" 1", "2"], ["1", "2"]),
+        (["1", "x"], ["1", "x"]),
+        (["ill", "NA", "well", "?"], ["ill", "well"]),
+        (["True", "False"], ["False", "True"]),
+        (["1", "1.5", "2", "2.5", "3"], None),
+        (["1.5", "", "2.0"], None),
+        ([str(number) for number in range(30)], None),
+    ],
+)
+def test_a_recipe_fits_any_column_of_labels(
+    tmp_path: Path, labels: list[str], classes: list[str] | None
+) -> None:
+    done = begun(tmp_path, labels)
+    assert done.exit_code == 0, done.exception
+    recipe = tomllib.loads((tmp_path / "t.toml").read_text())
+    assert recipe["data"].get("classes") == classes
+    assert (recipe.get("objective", {}).get("name") == "regression") == (classes is None)
+
+
+def test_a_label_in_other_letters_is_no_sign_of_a_missing_number(tmp_path: Path) -> None:
+    done = begun(tmp_path, ["low", "high"], dose=["LOW", *["1.5", "2"] * 59, "3"])
+    assert done.exit_code == 0, done.exception
+    recipe = tomllib.loads((tmp_path / "t.toml").read_text())
+    assert recipe["data"]["classes"] == ["high", "low"]
+    assert recipe["data"]["ignore"] == ["dose"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (["", "NA"], "no row has a label: the column 'y' is empty; --label names another one"),
+        (["1.5", "inf"], "must be a finite number|holds no number"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_not_written(
+    tmp_path: Path, labels: list[str], says: str
+) -> None:
+    done = begun(tmp_path, labels)
+    assert isinstance(done.exception, InputError)
+    assert re.search(says, str(done.exception))
+    assert not (tmp_path / "t.toml").exists()
 
 
 def test_a_private_recipe_needs_one_command(tmp_path: Path) -> None:

@@ -269,6 +269,7 @@ def init(
     from fedgist.data.sources.table_look import look_at
     from fedgist.recipe.first_recipe import default_place, first_recipe
     from fedgist.recipe.overrides import Overrides
+    from fedgist.recipe.reading import make
     from fedgist.recipe.resolve import resolve
     from fedgist.runs.files import atomic_files
     from fedgist.world.world import make_world
@@ -277,14 +278,16 @@ def init(
     if place.exists() and not overwrite:
         raise RecipeError(f"{place} exists; --overwrite replaces it, --out names another")
     look = look_at(table, label, client, sep)
-    atomic_files.write(place, first_recipe(look, private=private))
+    written = first_recipe(look, private=private)
     for text in look.guessed:
         say(f"found by its name: {text}")
     for column in look.ignored:
         say(f"ignored: {column.name or '(a column without a name)'}: {column.reason}")
     for sign, name in look.signs.items():
         say(f"taken as a missing number: {sign!r}, in {name}")
-    world = make_world(resolve(read(place, []), Overrides()))
+    recipe = make(tomllib.loads(written), (), place.parent)
+    world = make_world(resolve(recipe, Overrides()))
+    atomic_files.write(place, written)
     for note in world.data.notes:
         say(note)
     say(f"{place}: {world.data.facts.summary}; {len(world.partition.test)} clients")

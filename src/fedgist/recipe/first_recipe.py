@@ -171,8 +171,11 @@ def _partition(look: TableLook) -> Iterator[str]:
     yield from _comment(
         "no column says whose a row is (--client names one): three clients are drawn, to try"
     )
-    yield 'name = "dirichlet"'
-    yield "alpha = 1.0"
+    if look.classes:
+        yield 'name = "dirichlet"'
+        yield "alpha = 1.0"
+    else:  # others need a class of each row
+        yield 'name = "iid"'
     yield ""
     yield "[clients]"
     yield "num_clients = 3"

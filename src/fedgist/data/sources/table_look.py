@@ -26,8 +26,10 @@ from fedgist.data.sources.table_file import (
     is_missing,
     load_table,
     numbers_and_gaps,
+    reals,
     texts,
 )
+from fedgist.data.sources.tabular import labels_in
 from fedgist.data.table_columns import TableForm
 from fedgist.errors import DataError, listed
 
@@ -128,11 +130,19 @@ def look_at(
     if group is not None:
         guessed.append(f"group = {group!r}")
     absent = is_missing(table, label)
-    numeric = is_number(table, label) and len({*texts(table, label)[~absent]}) > MOST_CATEGORIES
+    if absent.all():
+        raise DataError(
+            f"{table.name}: no row has a label: the column {label!r} is empty; --label names "
+            "another one"
+        )
+    numeric = _is_measured(table.take(~absent), label)
     labels = texts(table, label)
     others = [name for name in names if name not in {*aside, group}]
     if signs := _odd_cells(table, others, {*labels}):
         table = load_table(existing(path), TableForm.of(sep, list(signs)))
+    if not numeric:  # named as the data source names them: 1.0 is 1
+        numbered = is_number(table, label)
+        labels[~absent] = labels_in(table.take(~absent), label, numbered=numbered)
     columns = tuple(
         _look_at_column(table, name, labels, ~absent, numeric=numeric) for name in others
     )
@@ -154,16 +164,26 @@ def look_at(
     )
 
 
+def _is_measured(labelled: TableFrame, label: str) -> bool:
+    """Return whether the labels are numbers to predict, and no classes."""
+    if not is_number(labelled, label):
+        return False
+    numbers = np.unique(reals(labelled, label))
+    return len(numbers) > MOST_CATEGORIES or bool((numbers != np.round(numbers)).any())
+
+
 def _odd_cells(table: TableFrame, names: Sequence[str], labels: Collection[str]) -> dict[str, str]:
     """Return the few texts that stand among numbers, each with the first column that has it.
 
     A text that is one of the ``labels`` is none of these: signs hold for labels, too.
     """
     found: dict[str, str] = {}
+    of_labels = {label.strip().lower() for label in labels}
     for name in names:
         numbers, gaps = numbers_and_gaps(table, name)
         odd = ~gaps & np.isnan(numbers)
-        cells = {cell.strip() for cell in texts(table, name)[odd]} - {*labels}
+        cells = {cell.strip() for cell in texts(table, name)[odd]}
+        cells = {cell for cell in cells if cell.lower() not in of_labels}
         if 0 < len(cells) <= MOST_SIGNS and 2 * odd.sum() < (~gaps).sum():
             found |= {cell: name for cell in sorted(cells) if cell not in found}
     return found
