@@ -81,3 +81,41 @@ def test_a_broken_file_of_an_archive_ends_no_command(done: Path, edit: type[str]
     assert again.exit_code == 0
     assert path.read_text("utf-8") == whole
     assert read_csv(path).seal.state == "sealed"
+
+
+MISSING = """
+data = { name = "table", path = "gone.csv", label = "y" }
+model = { name = "mlp" }
+method = { name = "local" }
+train = { num_rounds = 1 }
+"""
+TABLE = """
+[table]
+source = "a paper"
+methods = ["local"]
+seeds = { small = 1 }
+[columns]
+gone = { recipe = "gone.toml" }
+there = { recipe = "demo", set = { "train.num_rounds" = 1, "data.train_rows" = 90 } }
+"""
+SPACE = '["train.lr"]\nlow = 0.1\nhigh = 1.0\n'
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("sweep gone.toml --grid train.lr=0.1,0.2", 2),
+        ("tune gone.toml --space space.toml --trials 2", 2),
+        ("reproduce table.toml", 1),
+    ],
+)
+def test_runs_that_fail_say_why_though_there_is_nothing_to_compare(
+    words: str, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"gone": MISSING, "table": TABLE, "space": SPACE}.items():
+        (tmp_path / f"{name}.toml").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*words.split(), "--jobs", "1", "--out", "runs", "--quiet"])
+    assert isinstance(done.exception, JobsError)
+    assert str(done.exception).startswith(f"{runs} run{'s' * (runs > 1)} failed:")
+    assert "gone.csv does not exist" in str(done.exception)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -330,6 +330,8 @@ def tune(
             metric=tuner.column,
             live=live,
         )
+        if not tuner.finished:  # there is nothing to compare, and the failures say why
+            raise_failures(failed)
         if not tuner.private and (folders := tuner.folders()):
             _print_trials(folders, tuner)
         print_best(tuner, out)
@@ -468,7 +470,7 @@ def reproduce(
     machines = Machines(on, jobs, cores, gpus, data_root)
     failed = do_jobs(todo, len(todo), machines, quiet=quiet, archive=kept, rerun=rerun, live=live)
     raise_failures(failed, at_least=len(todo))
-    studies = _studies_by_column(todo, recipes, parsed.table.reference, kept)
+    studies = _studies_by_column(todo, failed, recipes, parsed.table.reference, kept)
     sheets = side_by_side(studies, recipes, parsed.table.methods, parsed.table.source)
     notes = [f"{name}: {note}" for name, column in studies.items() for note in column.notes]
     _print(table_formats.in_words(sheets, list(dict.fromkeys(notes)), chosen_form))
@@ -501,19 +503,23 @@ def _say_budgets(jobs: Sequence[Job]) -> None:
 
 def _studies_by_column(
     jobs: Sequence[Job],
+    failed: Collection[str],
     recipes: Mapping[str, Recipe],
     reference: str | None,
     archive: Archive | None,
 ) -> dict[str, Study]:
-    """Return a study of each column's runs; a reference that was not run is ignored."""
+    """Return a study of each column's runs, unless all ``failed``.
+
+    A reference that was not run is ignored.
+    """
     methods = {job.folder.parent.name for job in jobs}
     studies = {}
     for name, recipe in recipes.items():
         goal = recipe.paper.target_accuracy
         column = [job for job in jobs if _column(job) == name]
+        if all(job.name in failed for job in column):
+            continue  # the reasons are named at the end
         runs = run_reader.find(_places(column, archive))
-        if any(run.seal.is_broken for run in runs) and not any(run.usable for run in runs):
-            continue  # the failures are already named
         studies[name] = comparison.study(
             runs,
             reference=reference if reference in methods else None,
