@@ -287,6 +287,25 @@ def test_class_means_of_single_rows_are_the_rows() -> None:
     assert moments.counts.tolist() == np.bincount(y, minlength=CLASSES).tolist()
 
 
+@pytest.mark.parametrize("factor", [0.3, 1e-3, 1e-7])
+def test_weights_with_a_common_factor_give_the_same_means(factor: float) -> None:
+    # rejects divisions by one row at least, which are for counts with noise
+    x, y = table(7, 60)
+    weight = np.random.default_rng(1).uniform(0.2, 1, 60)
+    whole, small = (weighted_moments(x, y, weight * by) for by in (1.0, factor))
+    for name in ("mean", "means"):
+        np.testing.assert_allclose(getattr(small, name), getattr(whole, name), rtol=1e-9)
+    np.testing.assert_allclose(small.deviations([WIDTH]), whole.deviations([WIDTH]), rtol=1e-9)
+    pairs = (whole, 1.0), (small, factor)
+    one, other = (ridge(m, torch.tensor(2 * by, dtype=torch.float64)) for m, by in pairs)
+    np.testing.assert_allclose(other.weight, one.weight, rtol=1e-7)
+    np.testing.assert_allclose(other.bias, one.bias, rtol=1e-7)
+    each = np.zeros((60, CLASSES, WIDTH + 1))
+    each[np.arange(60), y] = np.concatenate([np.ones((60, 1)), x], 1) * weight[:, None]
+    (one, _), (other, _) = (from_means(torch.tensor(each * by), 2.0 * by) for by in (1.0, factor))
+    np.testing.assert_allclose(factor * other.weight, one.weight, rtol=1e-7)
+
+
 def test_means_forget_a_client_exactly() -> None:
     rows = table(5)
     result = run(rows, 9, method={"head": "means"})

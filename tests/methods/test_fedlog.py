@@ -26,7 +26,7 @@ from fedgist.core.objectives.classes import Classes
 from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Replies, Reply, Subtotal, gather
 from fedgist.core.tree import named
-from fedgist.errors import InputError, MethodError
+from fedgist.errors import InputError, MethodError, RecipeError
 from fedgist.methods.common.conjugate_head import (
     ClassSums,
     _omega,
@@ -532,6 +532,26 @@ def test_a_class_counts_as_sent_above_the_noise_of_all_replies_together() -> Non
         parts = {client: of_each * torch.eye(3, 6) for client in range(4)}
         server = method.server_update(server, answered(parts), ctx)
         assert float(server.sums.total[0, 0]) == pytest.approx(kept)
+
+
+def test_a_class_counts_as_sent_above_the_noise_of_a_total() -> None:
+    # rejects any positive number: half of the classes that nobody sent would be replaced by noise
+    method: Any = FedLog(memory="class")
+    ctx = memory_context(method, clients=4)
+    noisy = Privacy("record", "central", 1.0, 3.0)
+    ctx = replace(ctx, task=replace(ctx.task, privacy=noisy))
+    server = method.init_server(ctx)
+    for total, kept in ((20.0, 20.0), (5.9, 20.0), (6.1, 6.1)):  # the bound is 2 * 3
+        server = method.server_update(server, answered({0: total * torch.eye(3, 6)}), ctx)
+        assert float(server.sums.total[0, 0]) == pytest.approx(kept)
+
+
+def test_sums_of_single_labels_are_not_kept_beside_those_of_other_rows() -> None:
+    # seen: rows without a label were counted as fewer than none
+    about: dict[str, Any] = {"objective": {"name": "multilabel"}}
+    world("fedlog", options={"memory": "auto"}, **about)
+    with pytest.raises(RecipeError, match=r"memory = 'class' keeps earlier sums of a label"):
+        world("fedlog", options={"memory": "class"}, **about)
 
 
 def private_run(method: dict[str, Any], x: Tensor, y: Tensor) -> Any:

@@ -84,6 +84,15 @@ def test_the_push_has_a_bound_where_eq_15_has_none() -> None:
     assert eq_15(1e3 * z, y, s)[1] > 1e5 * pushed
 
 
+@pytest.mark.parametrize("rounds", [1, 20, 60])
+def test_a_class_that_fades_keeps_its_mean(rounds: int) -> None:
+    # seen: a remembered count below one row drew the mean to zero
+    z, y, s = example()
+    faded = s.copy()
+    faded[1] *= 0.8**rounds
+    assert ours(z, y, faded) == pytest.approx(ours(z, y, s))
+
+
 def test_absent_rows_neither_pull_nor_push() -> None:
     z, y, s = example()
     mask = torch.tensor([1, 1, 0, 1, 1, 1, 0]).bool()

@@ -15,7 +15,11 @@ from fedgist.errors import RecipeError
 from fedgist.testing.small_worlds import SIZES, trace, world
 
 BATCH, EPOCHS = 8, 2
-OPTIMIZERS = [("sgd", 0.0), ("momentum", MOMENTUM)]
+OPTIMIZERS: list[tuple[dict[str, Any], float]] = [
+    ({"optimizer": "sgd"}, 0.0),
+    ({"optimizer": "momentum"}, MOMENTUM),
+    ({"optimizer": "momentum", "momentum": 0.4}, 0.4),
+]
 
 
 def repeated() -> Clients:
@@ -57,10 +61,10 @@ def by_hand(clients: Clients, start: Floats, rounds: int, momentum: float) -> tu
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), OPTIMIZERS)
-def test_rounds_are_those_of_eq_7(optimizer: str, momentum: float) -> None:
+def test_rounds_are_those_of_eq_7(optimizer: dict[str, Any], momentum: float) -> None:
     # rejects plain averages, equal shares, and a count of steps under momentum
     clients = repeated()
-    how: dict[str, Any] = {"local_epochs": EPOCHS, "batch_size": BATCH, "optimizer": optimizer}
+    how = {"local_epochs": EPOCHS, "batch_size": BATCH} | optimizer
     done = run({"name": "fednova"}, clients, 3, **how)
     start = matrix(done.server_run.side.task.starts["logistic"].params)
     nova, plain = by_hand(clients, start, 3, momentum)
@@ -72,12 +76,11 @@ def test_rounds_are_those_of_eq_7(optimizer: str, momentum: float) -> None:
 
 @pytest.mark.parametrize(("optimizer", "momentum"), OPTIMIZERS)
 def test_an_update_is_divided_by_the_weights_of_its_gradients(
-    optimizer: str, momentum: float
+    optimizer: dict[str, Any], momentum: float
 ) -> None:
     """Of clients with short last batches, beside the nets of local training."""
-    train = {"optimizer": optimizer}
-    ours = trace(world("fednova", train=train), Plan(5), rounds=1).state
-    local = trace(world("local", train=train), Plan(5), rounds=1).state
+    ours = trace(world("fednova", train=optimizer), Plan(5), rounds=1).state
+    local = trace(world("local", train=optimizer), Plan(5), rounds=1).state
     share = torch.tensor(SIZES, dtype=torch.float32) / sum(SIZES)
     steps = [2 * -(-size // 4) for size in SIZES]  # two epochs in batches of four
     weights = torch.tensor([weight_of(count, momentum) for count in steps])

@@ -15,6 +15,7 @@ from fedgist.core import random
 from fedgist.core.method import Batch, Nothing
 from fedgist.core.nets.layers import Pass
 from fedgist.core.nets.net import split_head
+from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Subtotal, gather
 from fedgist.engines.plans.plan import Plan
 from fedgist.methods.common.prototypes import Prototypes
@@ -207,3 +208,20 @@ def test_bodies_need_one_width_and_heads_need_no_bias() -> None:
     wide = split_head(lambda: nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)), (6,), 3)
     with pytest.raises(ValueError, match="fedproto shares class means, so all bodies need one fea"):
         FedProto().check(replace(task, architectures={"flat": flat, "wide": wide}))
+
+
+@pytest.mark.parametrize(("where", "bound"), [("central", 6.0), ("local", 12.0)])
+def test_under_noise_a_class_that_nobody_sent_keeps_its_prototype(
+    where: Literal["central", "local"], bound: float
+) -> None:
+    # rejects any positive count: a prototype would become noise
+    method = FedProto()
+    ctx = federation(world("fedproto")).context("train", 1)
+    noisy = Privacy("record", where, 1.0, 3.0)  # four clients: 2 * 3, or 2 * 3 * sqrt(4)
+    ctx = replace(ctx, task=replace(ctx.task, privacy=noisy))
+    before = Prototypes(torch.ones(3, 5), torch.ones(3))
+    counts = torch.tensor([bound - 0.1, bound + 0.1, -bound])
+    sums = ClassTotals(7 * torch.ones(3, 5), counts)
+    replies = gather([Subtotal("mlp", (0, 1, 2, 4), 1, "train", sums)], ())
+    after = method.server_update(before, replies, ctx)
+    torch.testing.assert_close(after.mean[:, 0], torch.tensor([1.0, 7 / (bound + 0.1), 1.0]))

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from drifting_clients import LR, Clients, Floats, personal, run, shared, start_of
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError
-from fedgist.testing.small_worlds import world
+from fedgist.testing.small_worlds import trace, world
 
 OPTIONS: dict[str, Any] = {"lam": 2.0, "inner_steps": 3, "inner_lr": 0.1}
 
@@ -78,3 +80,16 @@ def test_many_inner_steps_reach_the_envelopes_minimum() -> None:
 def test_other_steps_are_refused(section: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         world("pfedme", **section)
+
+
+def test_running_statistics_move_to_the_clients_mean_at_any_rate() -> None:
+    # rejects a rate beyond the mean: variances would fall below zero
+    about: dict[str, Any] = {"model": {"name": "drifting_clients:batch_normed"}}
+    plain, fast = (
+        trace(world("pfedme", options={"server_rate": rate}, **about), Plan(5), rounds=1).state
+        for rate in (1.0, 4.0)
+    )
+    names = [name for name in plain if name.startswith("server") and "running" in name]
+    assert len(names) == 2
+    for name in names:
+        assert torch.equal(fast[name], plain[name])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,23 +17,34 @@ import torch
 
 import fedgist
 from fedgist.cli import seeded_runs
-from fedgist.core.method import Context, Phase
+from fedgist.core.method import Context, Count, Method, Order, Part, Phase, Replies
 from fedgist.data.dataset import Dataset
+from fedgist.engines.plans.plan import Plan
 from fedgist.errors import CheckpointError, DataError, InputError, RecipeError
+from fedgist.methods import METHODS
 from fedgist.methods.fedavg import FedAvg
 from fedgist.recipe.overrides import Overrides
-from fedgist.runs import resuming, runner
+from fedgist.runs import resuming, run_rounds, runner
 from fedgist.runs.files import atomic_files, checkpoint, digests
 from fedgist.runs.files.record import STATE, Record, read_lines
+from fedgist.runs.resuming import round_settings
+from fedgist.runs.round import start_server
 from fedgist.testing.laws import equal
-from fedgist.testing.small_worlds import blobs
-from interrupted import StopAfter, bare
+from fedgist.testing.small_worlds import blobs, trace, world
+from interrupted import CTRL_C, KILL, StopAfter, bare, goes_on
 
 ROUNDS = 6
 RECIPE: dict[str, Any] = {
     "clients": {"num_clients": 4},
     "train": {"num_rounds": ROUNDS, "batch_size": 8, "lr": 0.05},
     "engine": {"workers": 1, "cohort_size": 2, "checkpoint_every": 2},
+}
+POOLS = {name: {"model": "mlp", "hidden": [5]} for name in ("small", "large")}
+#: Settings of methods by which their rounds depend on the number of rounds.
+FALLING: dict[str, dict[str, Any]] = {
+    "fedkd": {"first_energy": 0.1, "last_energy": 0.9},
+    "fedadam": {"server": {"final_factor": 0.1}},
+    "cs_fl": {"first_phase": 0.5},
 }
 ROWS = [[0, 1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16, 17]]
 
@@ -409,10 +420,60 @@ def test_the_number_of_rounds_can_be_raised_and_the_record_says_so(
 
 
 @dataclass(frozen=True)
+class Visits(Method):
+    """Counts uploads of an exchange before training and of rounds, which end at the server."""
+
+    keeps: ClassVar[Part] = "all"
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        return ("train", "server-1", "server-2") if ctx.round else ("exchange",)
+
+    def init_server(self, ctx: Context) -> Count:
+        return Count(torch.zeros(()))
+
+    def orders(self, server: Count, selected: Sequence[Order], ctx: Context) -> Any:
+        return None if ctx.stage.startswith("server") else selected
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        return (Phase(),) if ctx.stage == "train" else ()
+
+    def server_update(self, server: Count, replies: Replies, ctx: Context) -> Count:
+        more = 0.0 if ctx.stage.startswith("server") else float(len(replies.clients))
+        return Count(server.rows + more)
+
+
+@pytest.mark.filterwarnings("ignore:stopping when")
+@pytest.mark.parametrize(("how", "stage"), [(CTRL_C, "server-1"), (KILL, "server-2")])
+def test_the_exchange_before_training_is_done_once(
+    how: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # seen: stopped amid round 1, a run began with the exchange anew and trained twice
+    monkeypatch.setattr(run_rounds, "SAVE_AFTER_S", 0.0)  # after every stage
+    given: dict[str, Any] = {"data": blobs(), "clients": ROWS}
+    saved = goes_on(Visits(), how, (1, stage), RECIPE, given, tmp_path, monkeypatch)
+    assert saved.round == 0
+    assert saved.under_way is not None
+
+
+@dataclass(frozen=True)
 class LastRoundFineTuned(FedAvg):
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         last = ctx.round == ctx.task.training.num_rounds
         return (Phase(learns=("all",)), *([Phase(learns=("head",))] if last else []))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_whose_rounds_depend_on_their_number_says_so(method: str) -> None:
+    about: dict[str, Any] = {"model": {"name": "mlp", "hidden": [32, 8]}}
+    about = {"clients": {"pools": POOLS}, "model": None} if "codist" in method else about
+    about["options"] = FALLING.get(method, {})
+    short, long = (world(method, train={"num_rounds": count}, **about) for count in (2, 4))
+    ours, theirs = (trace(one, Plan(5), rounds=2).state for one in (short, long))
+    depends = any(not torch.equal(array, theirs[name]) for name, array in ours.items())
+    start = start_server(long.server)
+    assert depends or method not in FALLING
+    settings = round_settings(short.server, long.server, 2, start)
+    assert any(before != after for _, before, after in settings) or not depends
 
 
 @pytest.mark.slow

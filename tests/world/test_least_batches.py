@@ -46,8 +46,9 @@ def plain(_: tuple[int, ...], classes: int) -> nn.Module:
 def run(net: Any, counts: list[int], size: int, **more: Any) -> Result:
     ends = np.cumsum([0, *counts])
     clients = [range(a, b) for a, b in itertools.pairwise(ends)]
+    options = {"memory": more.pop("memory")} if "memory" in more else {}
     recipe: dict[str, Any] = {
-        "method": {"name": more.pop("method", "fedavg")},
+        "method": {"name": more.pop("method", "fedavg"), **options},
         "train": {"num_rounds": 2, "batch_size": size, "lr": 0.1},
         "engine": {"workers": 1},
         **more,
@@ -96,6 +97,17 @@ def test_no_batch_of_one_row_is_trained_on(*, counts: list[int], size: int, spat
     text = f"a last batch of one row joins the batch before it: {len(joined)} of {len(counts)}"
     assert (text in notes) == bool(joined)
     assert result.rounds[-1]["clients/asked"] == len(counts) - len(alone)
+
+
+def test_clients_with_too_few_rows_are_not_counted_as_away() -> None:
+    # rejects a memory of FedLog that waits for a client that never trains
+    task = run(dense, [1, 8, 8], 4, method="fedlog").server_run.task
+    assert (task.num_clients, task.num_trainers) == (3, 2)
+    paper, ours = (
+        run(dense, [1, 8, 8], 4, method="fedlog", memory=memory).server_run.server.sums.total
+        for memory in (0.0, "auto")
+    )
+    assert torch.equal(paper, ours)
 
 
 def test_a_client_of_one_row_is_scored_with_what_it_holds() -> None:

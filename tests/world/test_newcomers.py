@@ -25,10 +25,11 @@ from three_sites import SAME, parsed, recipe
 # in Python, what a user should know is a warning
 pytestmark = pytest.mark.filterwarnings("ignore:2 of 5 clients never train:UserWarning")
 OUT = (1, 3)
+VARIATES = "clients/mlp/own/variate/"
 HELD_OUT = {"clients": {"held_out": list(OUT)}}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedlog", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_the_others_train_as_if_newcomers_were_never_online(method: str, tmp_path: Path) -> None:
     lines = [f"{r},{c}" for r in (1, 2, 3) for c in range(len(SIZES)) if c not in OUT]
     path = tmp_path / "online.csv"
@@ -41,6 +42,28 @@ def test_the_others_train_as_if_newcomers_were_never_online(method: str, tmp_pat
     for line in ours.rounds:
         assert line["clients/replied"] == len(SIZES) - len(OUT)
         assert "clients/expected" not in line  # nobody is missed
+
+
+@pytest.mark.parametrize("method", ["fedlog", "fedlog_c"])
+def test_sums_are_not_remembered_where_all_others_answer(method: str) -> None:
+    # rejects a memory that takes newcomers for clients that are away
+    ours, paper = (
+        trace(world(method, options=memory, **HELD_OUT), Plan(5), rounds=3)
+        for memory in (dict[str, Any](), {"memory": 0.0})
+    )
+    for name, array in paper.state.items():
+        assert torch.equal(ours.state[name], array), name
+
+
+def test_the_control_variate_is_the_mean_of_the_others() -> None:
+    # SCAFFOLD's c is the mean of all c_i where all clients answer
+    state = trace(world("scaffold", **HELD_OUT), Plan(5), rounds=3).state
+    others = [client for client in range(len(SIZES)) if client not in OUT]
+    found = {n: a for n, a in state.items() if n.startswith(VARIATES)}
+    assert len(found) == 4
+    for name, variates in found.items():
+        control = state[name.replace(VARIATES, "server/by_architecture/mlp/control/")]
+        torch.testing.assert_close(control, variates[others].mean(0), rtol=1e-5, atol=1e-7)
 
 
 def run(method: dict[str, Any], folder: Path, **evaluate: Any) -> fedgist.Result:

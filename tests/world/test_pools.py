@@ -187,6 +187,27 @@ def test_pools_go_without_privacy_and_without_architectures() -> None:
         make({"clients": {"pools": POOLS}, "model": {"hidden": [3]}})
 
 
+ONE_MESSAGE: dict[str, dict[str, Any]] = {
+    "fd": {},
+    "repshare": {},
+    "fedkd": {},
+    "fedlog": {"memory": "newest"},
+    "fedlog_c": {"memory": "newest"},
+}
+
+
+@pytest.mark.parametrize("method", ONE_MESSAGE)
+def test_one_message_of_each_client_is_for_pools_without_a_common_client(method: str) -> None:
+    # seen: of two uploads of a client the server kept one, without a word
+    alike = {name: {"model": "mlp", "hidden": [4]} for name in ("first", "second")}
+    apart = {
+        n: t | {"clients": c} for (n, t), c in zip(alike.items(), ([0, 2], [1, 3, 4]), strict=True)
+    }
+    trace(pooled(method, apart, options=ONE_MESSAGE[method]), Plan(2), rounds=2)
+    with pytest.raises(RecipeError, match=rf"method {method}.* no client may be in several of"):
+        pooled(method, alike, options=ONE_MESSAGE[method])
+
+
 @pytest.mark.slow
 def test_thousands_of_clients_that_keep_nothing_leave_nothing_behind(tmp_path: Path) -> None:
     x = torch.randn(34_000, 6, generator=torch.Generator().manual_seed(0))

@@ -85,13 +85,13 @@ def class_counts(y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
     return torch.zeros(len(y), num_classes, device=y.device).scatter_add_(1, y, mask.float())
 
 
-def kl(target: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
+def kl(target: Tensor, logits: Tensor, mask: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the mean KL(target || softmax(logits)), (); ``target``, ``logits`` (batch, classes).
 
-    Each row of ``target`` sums to 1.
+    Each row of ``target`` sums to 1. ``weight`` (batch,) multiplies the term of each row.
     """
     log_q = F.log_softmax(logits, dim=-1)
-    return masked_mean((torch.xlogy(target, target) - target * log_q).sum(-1), mask)
+    return weighted_mean((torch.xlogy(target, target) - target * log_q).sum(-1), mask, weight)
 
 
 def squared_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ M = TypeVar("M")  # a message
 
 # a margin, so that rounding cannot lift a clipped norm above its bound
 _BELOW = 1.0 - 1e-6
+LEAST_WEIGHT = 1e-30  # of rows that divide a sum in float32
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,21 @@ def noise_floor(privacy: Privacy | None) -> float:
     The bound is 0 if clients add no noise.
     """
     return 0.0 if privacy is None or privacy.where == "central" else 2.0 * privacy.deviation
+
+
+def total_floor(privacy: Privacy | None, clients: int) -> float:
+    """Return the bound that a count in a total of so many ``clients`` must exceed to be of rows."""
+    if privacy is not None and privacy.where == "central":
+        return 2.0 * privacy.deviation
+    return noise_floor(privacy) * math.sqrt(max(clients, 1))
+
+
+def least_count(privacy: Privacy | None) -> float:
+    """Return the smallest number of rows by which sums are divided: 1, if noise is in it.
+
+    Without noise a small number is a sum of weights, or of what a memory has discounted.
+    """
+    return LEAST_WEIGHT if privacy is None else 1.0
 
 
 def count_range(privacy: Privacy | None, max_rows: int) -> CountRange:

@@ -15,17 +15,31 @@ from fedgist.core.replies import ClientInfo, Order
 from fedgist.core.task import Task
 
 
+def round_size(task: Task) -> int:
+    """Return how many clients fixed sampling draws in a round, if so many are online."""
+    taking_part = task.num_clients - len(task.newcomers)
+    return max(1, round(task.training.fraction_train * taking_part))
+
+
+def missing(task: Task, online: int, asked: int) -> int:
+    """Return how many more clients would have been ``asked`` if all had been ``online``."""
+    away, left = task.num_trainers - online, round_size(task) - asked
+    if asked < online:
+        return 0  # those who are away were replaced
+    # pools have sizes of their own, and a method may ask more than are drawn
+    return away if task.pools or left < 0 else min(away, left)
+
+
 def drawn_clients(
     online: Sequence[ClientInfo], task: Task, key: Tensor, source: Source = "seed"
 ) -> list[Order]:
     """Return an order for each sampled client of a round, among the clients online.
 
     With ``"fixed"`` sampling, ``fraction_train`` of all clients take part, at least one, newcomers
-    not counted. With
-    ``"poisson"``, each client is sampled independently, whichever other clients are online. Each
-    pool is sampled independently, so a client in several pools may train several models in a round.
-    Privacy depends on the poisson draws; ``source`` says whether they come from the seed or from
-    the system.
+    not counted. With ``"poisson"``, each client is sampled independently, whichever other clients
+    are online. Each pool is sampled independently, so a client in several pools may train several
+    models in a round. Privacy depends on the poisson draws; ``source`` says whether they come from
+    the seed or from the system.
     """
     training, num_clients = task.training, task.num_clients
 
@@ -42,8 +56,7 @@ def drawn_clients(
 
     if not task.pools:
         first = {client.id: client.architectures[0] for client in online}
-        size = max(1, round(training.fraction_train * (num_clients - len(task.newcomers))))
-        chosen = drawn(online, size, training.fraction_train, key)
+        chosen = drawn(online, round_size(task), training.fraction_train, key)
         return [Order(client, first[client]) for client in chosen]
     return [
         Order(client, name)

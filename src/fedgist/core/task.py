@@ -42,12 +42,13 @@ class Task:
     public, if they belong to one. ``public_digest`` is a digest of the public rows in order, as
     models see them. ``main`` is the architecture that is named first; a site of another
     architecture has only its start. ``clients_with`` are the numbers of clients of each
-    architecture. ``common_starts`` says that the clients of an architecture begin
+    architecture that may train. ``common_starts`` says that the clients of an architecture begin
     with ``starts`` (``clients.init = "shared"``), not with weights of their own. ``newcomers`` are
-    clients that never train and are scored apart. ``pools`` by name,
-    if there are any, set the clients per round in place of ``training.fraction_train``. Totals of
-    fewer than ``min_replies`` clients are withheld from the server. The server refuses a message
-    with a norm above ``max_norm`` or with more than ``max_rows`` rows.
+    clients that never train and are scored apart, ``left_out`` those with too few rows to train.
+    ``pools`` by name, if there are any, set the clients per round in place of
+    ``training.fraction_train``. Totals of fewer than ``min_replies`` clients are withheld from the
+    server. The server refuses a message with a norm above ``max_norm`` or with more than
+    ``max_rows`` rows.
     """
 
     input_shape: tuple[int, ...]
@@ -68,12 +69,23 @@ class Task:
     clients_with: Mapping[str, int] = field(default_factory=dict)
     common_starts: bool = True
     newcomers: frozenset[int] = frozenset()
+    left_out: frozenset[int] = frozenset()
     pools: Mapping[str, Pool] = field(default_factory=dict)
     min_replies: int = 1
     max_norm: float = math.inf
     max_rows: int = MOST_ROWS
     words: int = 0
     missing_labels: bool = False
+
+    @property
+    def num_trainers(self) -> int:
+        """The number of clients that may train."""
+        return self.num_clients - len(self.newcomers | self.left_out)
+
+    @property
+    def pools_overlap(self) -> bool:
+        """Whether a client is in several pools: each is in one at least."""
+        return sum(pool.size for pool in self.pools.values()) > self.num_clients
 
     @property
     def places(self) -> tuple[int, ...]:

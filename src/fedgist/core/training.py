@@ -221,8 +221,8 @@ class Training(BaseModel):
     sample_weights: str = ""
     """The annotation of rows (``data.annotations``) that is each row's weight, at least 0.
 
-    It multiplies the row's loss, and the row's part in the sums from which FedLog solves for its
-    head. Metrics count every row alike.
+    It multiplies the row's part in losses and in the sums of rows that clients send. Numbers of
+    rows and classes, by which averages weigh clients, and metrics count every row alike.
     """
     label_smoothing: BelowOne = 0.0
     """Fraction of each label that is spread evenly over all classes."""

@@ -44,6 +44,7 @@ from fedgist.methods.common.linear_head import (
     LinearHead,
     check_heads,
     unit_rows,
+    weights_of,
     with_constant,
 )
 from fedgist.methods.common.moment_heads import (
@@ -87,7 +88,6 @@ from fedgist.methods.common.moment_sums import (
     received,
     summed,
     targets_of,
-    weights_of,
     widened,
 )
 from fedgist.methods.common.solved_head import check_target
@@ -231,7 +231,7 @@ class Analytic(Method):
         """Raise MethodError if QDA would send too much, or class means be too few."""
         m = sum(self._kinds(task.starts[architecture.name], task))
         if self.head == "means":
-            sum_memory.check("newest", task, "analytic")
+            sum_memory.check_single(task, "method analytic: method.head = 'means'")
         if self.head == "means" and self.wire not in WIRES:
             raise MethodError(f"method.wire = {self.wire!r}: 'means' sends 'float32' or 'float64'")
         if self.project >= architecture.feature_width:
@@ -490,7 +490,7 @@ class Analytic(Method):
     def _of_means(self, before: Known, newest: LatestMessages, task: Task) -> Known:
         """Return LDA of the clients' class means."""
         penalty = None if isinstance(self.penalty, str) else self.penalty
-        scores, moments = from_means(newest.arrays["total"].double(), penalty)
+        scores, moments = from_means(newest.arrays["total"], penalty, noisy=bool(task.privacy))
         head = head_of(before.head, scores, moments, "means", self.prior)
         return begun(replace(before, head=head, newest=newest))
 

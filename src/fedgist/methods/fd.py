@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
-from fedgist.core.losses import masked_mean
+from fedgist.core.losses import weighted_mean
 from fedgist.core.message import message
-from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies
+from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
 from fedgist.core.objectives.target import Target
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, rows_where
-from fedgist.methods.common.latest_messages import LatestMessages
+from fedgist.methods.common.latest_messages import LatestMessages, check_pools
 from fedgist.methods.common.linear_head import class_means, class_sums
 
 
@@ -90,6 +90,10 @@ class FD(Method):
     targets: ClassVar[frozenset[Target]] = frozenset({"class"})
     accepts_late: ClassVar[bool] = True
 
+    def check(self, task: Task) -> None:
+        """Raise MethodError if a client may be in several pools."""
+        check_pools(task, "fd")
+
     def init_server(self, ctx: Context) -> Board:
         """Return a board without any client's logits."""
         classes, device = ctx.task.num_classes, ctx.key.device
@@ -125,17 +129,17 @@ class FD(Method):
         """
         logits = net(batch.x)
         distance = (logits - down.mean[batch.y]).square().mean(1) * down.there[batch.y]
-        return ctx.task.objective.loss(logits, batch) + self.gamma * masked_mean(
-            distance, batch.mask
+        return ctx.task.objective.loss(logits, batch) + self.gamma * weighted_mean(
+            distance, batch.mask, batch.weight
         )
 
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: AnyLogits, ctx: Context
     ) -> LogitSums:
         """Return the sums of logits by class over a batch."""
-        logits, classes = net(batch.x), ctx.task.num_classes
-        rows = class_sums(torch.ones_like(logits[:, :1]), batch.y, batch.mask, classes)
-        return LogitSums(class_sums(logits, batch.y, batch.mask, classes), rows[:, 0])
+        logits, rows = net(batch.x), (batch.y, batch.mask, ctx.task.num_classes, batch.weight)
+        counts = class_sums(torch.ones_like(logits[:, :1]), *rows)
+        return LogitSums(class_sums(logits, *rows), counts[:, 0])
 
     def upload(
         self, net: Net, own: Nothing, sums: LogitSums, down: AnyLogits, ctx: Context

@@ -29,8 +29,10 @@ from fedgist.core.method import (
     Replies,
 )
 from fedgist.core.objectives.target import Target
+from fedgist.core.privacy import LEAST_WEIGHT, least_count
 from fedgist.core.tree import Tree, tree
 from fedgist.methods.common.averaging import Averages, Averaging, Moved, Weighted, Weights
+from fedgist.methods.common.linear_head import weights_of
 
 AVERAGE = Averaging()
 
@@ -42,9 +44,9 @@ class FeatureSum:
     total: Tensor
     rows: Tensor = field(metadata=COUNTS)
 
-    def mean(self) -> Tensor:
-        """Return the mean features (m,): zeros without rows."""
-        return self.total / self.rows.clamp(min=1.0)
+    def mean(self, least: float) -> Tensor:
+        """Return the mean features (m,), divided by ``least`` rows at least: zeros without rows."""
+        return self.total / self.rows.clamp(min=least)
 
 
 @message(reduce="sum")
@@ -150,10 +152,10 @@ class FedDBE(Method):
         ``batch.x`` is ``(batch, *input)``, z (batch, m), the bias and the consensus are (m,).
         """
         z = net.features(batch.x)
-        present = torch.where(batch.mask.unsqueeze(1), z, 0.0)
-        mean = present.sum(0) / batch.mask.sum().clamp(min=1)
-        far = (mean - down.consensus.mean()).square().mean()
-        has_consensus = down.consensus.rows.clamp(0.0, 1.0)  # 0 if no client has sent a mean
+        mean = _sum(z, batch).mean(LEAST_WEIGHT)
+        far = (mean - down.consensus.mean(least_count(ctx.task.privacy))).square().mean()
+        rows = down.consensus.rows
+        has_consensus = (rows > 0).to(rows.dtype)  # 0 if no client has sent a mean
         return (
             ctx.task.objective.loss(net.logits(z + own.bias), batch)
             + self.kappa * has_consensus * far
@@ -163,11 +165,9 @@ class FedDBE(Method):
         self, net: Net, batch: Batch, own: Bias, down: Common | Nothing, ctx: Context
     ) -> FeatureSum | Count:
         """Return the sum of features for the means; otherwise the number of rows."""
-        rows = batch.mask.sum().to(torch.float32)
         if ctx.stage != "means":
-            return Count(rows)
-        z = torch.where(batch.mask.unsqueeze(1), net.features(batch.x), 0.0)
-        return FeatureSum(z.sum(0), rows)
+            return Count(batch.mask.sum().to(torch.float32))
+        return _sum(net.features(batch.x), batch)
 
     def upload(
         self, net: Net, own: Bias, sums: Tree, down: Tree, ctx: Context
@@ -194,3 +194,11 @@ class FedDBE(Method):
     ) -> Tensor:
         """Return the logits (batch, classes) of z + bias."""
         return net.logits(net.features(x) + own.bias)
+
+
+def _sum(z: Tensor, batch: Batch) -> FeatureSum:
+    """Return the sum of features ``z`` (batch, m) over the rows of a batch, by their weights."""
+    z = torch.where(batch.mask.unsqueeze(1), z, 0.0)
+    if batch.weight is not None:
+        z = z * batch.weight.unsqueeze(1)
+    return FeatureSum(z.sum(0), weights_of(batch, z.float()).sum())

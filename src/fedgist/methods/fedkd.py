@@ -17,14 +17,26 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.bounds import Share
 from fedgist.core.counts import COUNTS
-from fedgist.core.losses import kl, masked_mean
+from fedgist.core.losses import kl, weighted_mean
 from fedgist.core.message import message
-from fedgist.core.method import Batch, Context, Count, Method, Net, Order, Part, Phase, Replies
+from fedgist.core.method import (
+    Batch,
+    Context,
+    Count,
+    Method,
+    Net,
+    Order,
+    Part,
+    Phase,
+    Replies,
+    Task,
+)
 from fedgist.core.nets.second_net import SecondNet
 from fedgist.core.objectives.target import Target
 from fedgist.core.tree import map_leaves, tree
 from fedgist.core.wire_form import FLAGS, rows_where
 from fedgist.methods.common.averaging import Weights
+from fedgist.methods.common.latest_messages import check_pools
 
 Arrays = dict[str, Tensor]
 
@@ -153,6 +165,10 @@ class FedKD(Method):
     trains_main: ClassVar[bool] = True
     targets: ClassVar[frozenset[Target]] = frozenset({"class"})
 
+    def check(self, task: Task) -> None:
+        """Raise MethodError if a client may be in several pools."""
+        check_pools(task, "fedkd")
+
     def energy(self, ctx: Context) -> float:
         """Return the share of squares of this round."""
         rounds = ctx.task.training.num_rounds
@@ -214,10 +230,11 @@ class FedKD(Method):
         h, small = net.features(batch.x), other.features(batch.x)
         mine, theirs = net.logits(h), other.logits(small)
         labels = ctx.task.objective.loss(mine, batch) + ctx.task.objective.loss(theirs, batch)
-        mutual = kl(theirs.detach().softmax(-1), mine, batch.mask)
-        mutual = mutual + kl(mine.detach().softmax(-1), theirs, batch.mask)
+        rows = batch.mask, batch.weight
+        mutual = kl(theirs.detach().softmax(-1), mine, *rows)
+        mutual = mutual + kl(mine.detach().softmax(-1), theirs, *rows)
         hidden = (h - small @ own.transform.T).square().mean(-1)
-        mutual = mutual + masked_mean(hidden, batch.mask)
+        mutual = mutual + weighted_mean(hidden, *rows)
         return labels + mutual / labels.detach().clamp(min=LEAST)
 
     def upload(
@@ -243,6 +260,10 @@ class FedKD(Method):
         arrays, step = server.weights.arrays, sent.change()
         moved = Weights(arrays | {name: arrays[name] + step[name] for name in step})
         return Server(moved, sent, hold, server.version + 1)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        """Return the share of squares that factors keep in this round."""
+        return {"energy": self.energy(ctx)}
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the shared mentee."""

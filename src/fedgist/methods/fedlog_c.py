@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedgist.core.bounds import NonNegative
-from fedgist.core.losses import masked_mean
+from fedgist.core.losses import weighted_mean
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.objectives.target import Target
+from fedgist.core.privacy import LEAST_WEIGHT, least_count
 from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import (
@@ -27,7 +28,7 @@ from fedgist.methods.common.conjugate_head import (
     map_head,
     random_pseudo_sums,
 )
-from fedgist.methods.common.linear_head import one_feature_width
+from fedgist.methods.common.linear_head import class_means, one_feature_width
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
 
@@ -122,7 +123,8 @@ class FedLogC(Method):
         """
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)
-        pull, push = pull_and_push(z, batch.y, batch.mask, down.total)
+        least = least_count(ctx.task.privacy)
+        pull, push = pull_and_push(z, batch.y, batch.mask, down.total, batch.weight, least)
         return task_loss + self.alpha * pull - self.beta * push
 
     def summarize(
@@ -146,22 +148,29 @@ class FedLogC(Method):
         return sum_memory.forget(self.memory, server, client)
 
 
-def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+def pull_and_push(
+    z: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    s: Tensor,
+    weight: Tensor | None = None,
+    least: float = LEAST_WEIGHT,
+) -> tuple[Tensor, Tensor]:
     """Return the two sums of eq. 15, each divided by the number of rows, both ().
 
-    ``z`` (batch, m) are features, ``y`` and ``mask`` are (batch,), and ``s`` (classes, m + 1) are
-    the class sums. The pull is the mean over rows of ``|phi - mu_y|^2``. The push is the mean over
-    rows of the sum, over the other classes y', of ``min(|phi - mu_y'|^2, r)``. r is the mean
-    squared distance between two class means: without r, eq. 15 has no lower bound. Classes without
-    rows in ``s`` are left out.
+    ``z`` (batch, m) are features, ``y``, ``mask`` and, if given, ``weight`` are (batch,). ``s``
+    (classes, m + 1) are the class sums, which are divided by ``least`` rows at least. The pull is
+    the mean over rows of ``|phi - mu_y|^2``. The push is the mean over rows of the sum, over the
+    other classes y', of ``min(|phi - mu_y'|^2, r)``. r is the mean squared distance between two
+    class means: without r, eq. 15 has no lower bound. Classes without rows in ``s`` are left out.
     """
     present = s[:, 0] > 0
-    means = s[:, 1:] / s[:, :1].clamp(min=1.0)  # a count below 1 is only noise
+    means, _ = class_means(s[:, 1:], s[:, 0], least=least)
     distances = z.square().sum(1, keepdim=True) - 2 * z @ means.T + means.square().sum(1)
     own_class = one_hot(y, len(s)).to(z.dtype)
     pull = (distances * own_class * present).sum(1)
     push = (distances.clamp(max=mean_distance(means, present)) * (1 - own_class) * present).sum(1)
-    return masked_mean(pull, mask), masked_mean(push, mask)
+    return weighted_mean(pull, mask, weight), weighted_mean(push, mask, weight)
 
 
 def mean_distance(means: Tensor, present: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from torch import Tensor
 from fedgist.core.counts import COUNTS
 from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Method, Net, Order, Part, Replies, Task
-from fedgist.core.training import MOMENTUM
 from fedgist.core.tree import Tree
 from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Averages, Averaging, Weights, moved
@@ -82,8 +81,9 @@ class FedNova(Method):
         steps = ctx.local_steps(sums.rows)
         weight = steps
         if ctx.task.training.optimizer != STEPS[0]:
-            left = MOMENTUM * (1 - MOMENTUM**steps) / (1 - MOMENTUM)
-            weight = (steps - left) / (1 - MOMENTUM)
+            momentum = ctx.task.training.local_optimizer.momentum
+            left = momentum * (1 - momentum**steps) / (1 - momentum)
+            weight = (steps - left) / (1 - momentum)
         arrays = {
             name: sums.rows * (step / weight.clamp(min=1.0) if name in net.params else step)
             for name, step in moved(net.state(), down).items()

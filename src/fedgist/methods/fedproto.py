@@ -20,7 +20,7 @@ from fedgist.core.counts import COUNTS
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
 from fedgist.core.objectives.target import Target
-from fedgist.core.privacy import bounded, counted
+from fedgist.core.privacy import bounded, counted, least_count, total_floor
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import NONZERO, rows_where
 from fedgist.errors import MethodError
@@ -28,6 +28,7 @@ from fedgist.methods.common.linear_head import (
     class_means,
     members,
     one_feature_width,
+    weights_of,
     with_constant,
 )
 from fedgist.methods.common.prototypes import Prototypes, by_nearest, near_prototypes
@@ -130,7 +131,9 @@ class FedProto(Method):
         """Return class sums and counts over a batch."""
         z, privacy = net.features(batch.x), ctx.task.privacy
         phi = with_constant(bounded(z, privacy).flatten(0, -2))
-        sums = members(counted(z, batch, privacy), ctx.task).to(phi.dtype).T @ phi
+        rows = counted(z, batch, privacy)
+        weights = weights_of(rows, phi).repeat_interleave(len(phi) // len(batch.y)).unsqueeze(1)
+        sums = (members(rows, ctx.task).to(phi.dtype) * weights).T @ phi
         return ClassTotals(sums[:, 1:], sums[:, 0])
 
     def upload(
@@ -146,7 +149,9 @@ class FedProto(Method):
     def server_update(self, server: Prototypes, replies: Replies, ctx: Context) -> Prototypes:
         """Return the new mean of each class that was sent, and the old mean of other classes."""
         total: ClassTotals = replies.total()
-        new, sent = class_means(total.total, total.weight)
+        privacy = ctx.task.privacy
+        floor, least = total_floor(privacy, len(replies)), least_count(privacy)
+        new, sent = class_means(total.total, total.weight, floor, least)
         mean = torch.where(sent.unsqueeze(1) > 0, new, server.mean)
         return Prototypes(mean, torch.maximum(sent, server.exists))
 

@@ -118,4 +118,5 @@ def _mutual(share: float, logits: Tensor, other: Tensor, batch: Batch, ctx: Cont
     task_loss = ctx.task.objective.loss(logits, batch)
     if share == 1.0:
         return task_loss
-    return share * task_loss + (1.0 - share) * kl(other.detach().softmax(-1), logits, batch.mask)
+    term = kl(other.detach().softmax(-1), logits, batch.mask, batch.weight)
+    return share * task_loss + (1.0 - share) * term

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedgist.core.bounds import NonNegative, Positive
+from fedgist.core.losses import weighted_mean
 from fedgist.core.method import Batch, Context, Count, Exchange, Method, Net, Part
 from fedgist.core.nets.second_net import SecondNet
 from fedgist.core.objectives.target import OF_ROWS, Target
@@ -59,7 +59,7 @@ class Moon(Method):
             for other in others
         )
         each = softplus((far - near) / self.temperature)
-        contrast = torch.where(batch.mask, each, 0.0).sum() / batch.mask.sum().clamp(min=1)
+        contrast = weighted_mean(each, batch.mask, batch.weight)
         return ctx.task.objective.loss(net.logits(z), batch) + self.mu * contrast
 
     def upload(

@@ -7,7 +7,6 @@ averages and draws. The server trains no model. See docs/methods/repshare.md.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -18,7 +17,7 @@ from torch.nn.functional import log_softmax, logsigmoid, one_hot, pad
 from fedgist.core import random
 from fedgist.core.bounds import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from fedgist.core.counts import COUNTS
-from fedgist.core.losses import contrast, information_bound, masked_mean
+from fedgist.core.losses import contrast, information_bound, weighted_mean
 from fedgist.core.message import message
 from fedgist.core.method import (
     Batch,
@@ -35,13 +34,13 @@ from fedgist.core.nets.layers import linear
 from fedgist.core.objectives.metrics import INFORMATION, Metric
 from fedgist.core.objectives.target import Target
 from fedgist.core.peer_method import PeerMethod
-from fedgist.core.privacy import bounded, check_weights, counted, noise_floor
+from fedgist.core.privacy import bounded, check_weights, counted, noise_floor, total_floor
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.core.tree import take, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.errors import MethodError
-from fedgist.methods.common.latest_messages import LatestMessages
-from fedgist.methods.common.linear_head import class_means, one_feature_width
+from fedgist.methods.common.latest_messages import LatestMessages, check_pools
+from fedgist.methods.common.linear_head import class_means, one_feature_width, weights_of
 
 Draw = Literal["client", "class", "nearest"]
 LEAST = 1e-6  # the smallest total weight of a class that divides its sum
@@ -118,7 +117,7 @@ class Relay:
     def of(newest: LatestMessages, ctx: Context) -> Relay:
         """Return the state with the mean of each class, weighted by clients' numbers of rows."""
         total, rows = (newest.arrays[name][:, 0].sum(0) for name in ("total", "rows"))
-        floor = noise_floor(ctx.task.privacy) * math.sqrt(ctx.task.num_clients)
+        floor = total_floor(ctx.task.privacy, ctx.task.num_clients)
         return Relay(newest, *class_means(total, rows, floor, LEAST))
 
     @property
@@ -308,6 +307,7 @@ class RepShare(PeerMethod):
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width, or the shared width."""
+        check_pools(task, "repshare")
         if self.shared_width is None:
             one_feature_width(task, "repshare", shares="class means")
         for name, arch in task.architectures.items():
@@ -405,7 +405,7 @@ class RepShare(PeerMethod):
         mean, has_target = down.targets()
         far = (z[:, : mean.shape[1]] - mean[batch.y]).square()
         far = far.mean(1) if self.reduction == "mean" else far.sum(1)
-        kd = masked_mean(far * has_target[batch.y], batch.mask)
+        kd = weighted_mean(far * has_target[batch.y], batch.mask, batch.weight)
         # one m for each row, among the observations that have any class
         lots = down.there.amax(1).sum().clamp(min=1.0)
         m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)
@@ -413,7 +413,8 @@ class RepShare(PeerMethod):
         terms = contrast(log_h, batch.y) * down.there[m]
         disc = terms.mean(1) if self.reduction == "mean" else terms.sum(1)
         loss = ctx.task.objective.loss(logits, batch)
-        return loss + self.lambda_kd * kd + self.lambda_disc * masked_mean(disc, batch.mask)
+        disc = weighted_mean(disc, batch.mask, batch.weight)
+        return loss + self.lambda_kd * kd + self.lambda_disc * disc
 
     def _log_h(self, net: Net, own: Own, z: Tensor, seen: Tensor) -> Tensor:
         """Return ln h(s, t) of every row and observation, (batch, M_down, classes) (eq. 5)."""
@@ -445,8 +446,8 @@ class RepShare(PeerMethod):
         They are ``n_avg`` rows of each class, or all rows of smaller classes. With ``pick_rate``,
         rows are sampled independently, under privacy of records by their content.
         """
-        if self.release_weight:
-            rows = replace(rows, mask=rows.mask & (rows.annotations[self.release_weight] > 0))
+        for name in filter(None, (self.release_weight, ctx.task.training.sample_weights)):
+            rows = replace(rows, mask=rows.mask & (rows.annotations[name] > 0))
 
         def picked(key: Tensor) -> Tensor:
             if self.pick_rate is None:
@@ -471,7 +472,7 @@ class RepShare(PeerMethod):
         batch, z = counted(z, batch, ctx.task.privacy), bounded(z, ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
-        members = one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
+        members = one_hot(batch.y, ctx.task.num_classes) * weights_of(batch, z).unsqueeze(1)
         if self.release_weight:
             members = members * batch.annotations[self.release_weight].unsqueeze(1)
         members = chosen.T.unsqueeze(2) * members  # (1 + M_up, batch, classes)

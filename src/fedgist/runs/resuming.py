@@ -223,7 +223,7 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
     start = start_server(side)
     for number in range(1, saved.round + 1):
-        for setting, before, after in _round_settings(shorter, side, number, start):
+        for setting, before, after in round_settings(shorter, side, number, start):
             if before != after:
                 raise RecipeError(
                     f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {setting} depends on it, "
@@ -235,7 +235,7 @@ def _with_rounds(side: ServerContext, count: int) -> Training:
     return side.task.training.model_copy(update={"num_rounds": count})
 
 
-def _round_settings(
+def round_settings(
     shorter: ServerContext, longer: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
     """Return the settings of a round in a shorter and a longer run, with their names.

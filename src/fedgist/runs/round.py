@@ -20,6 +20,7 @@ from fedgist.core.message import scope
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.privacy import with_central_noise
 from fedgist.core.replies import EVERYBODY, Asked, Subtotal, gather
+from fedgist.core.sampling import missing
 from fedgist.core.tree import Tree, build, named
 from fedgist.engines.engine import (
     EVALUATE,
@@ -194,9 +195,10 @@ class ServerRun:
     def _select(self, number: int, stages: Sequence[str], record: RoundRecord) -> list[Order]:
         """Draw the clients of a round, once for all of its stages."""
         online = self.side.online(number)
-        train = len(self.side.clients) - len(self.task.newcomers)
-        record.offline = train - len(online) if stages else 0
-        if not (stages and online):
+        if not stages:
+            return []
+        if not online:
+            record.offline = missing(self.task, 0, 0)
             return []
         ctx = self.context(stages[0], number)
         with watched(self.method, "select", number, *self._held):
@@ -204,8 +206,7 @@ class ServerRun:
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
         if strange := [order for order in chosen if not isinstance(order, Order)]:
             broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
-        if len({order.client for order in chosen}) < len(online):
-            record.offline = 0  # others were drawn in their place
+        record.offline = missing(self.task, len(online), len({o.client for o in chosen}))
         return self._with_neighbors(chosen, number)
 
     def _with_neighbors(self, orders: list[Order], number: int) -> list[Order]:

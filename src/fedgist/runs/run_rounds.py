@@ -288,7 +288,8 @@ class _Rounds:
         at its end. Early stopping or a spent privacy budget ends the run early.
         """
         server_run = self.server_run
-        if server_run.round == 0 and server_run.method.stages(server_run.context("", 0)):
+        begins = server_run.round == 0 and server_run.under_way is None  # not amid round 1
+        if begins and server_run.method.stages(server_run.context("", 0)):
             self._keep(*server_run.do_round(0))
         finished = self._is_over()
         while not finished:

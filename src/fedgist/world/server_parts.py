@@ -132,6 +132,8 @@ def task_of(
     _check_warmup(recipe.train)
     if objective.views == 1:
         check_batch_size(recipe.train.batch_size, models.architectures.values())
+    never = members.left_out | members.newcomers
+    able = [client for client in members.clients if client.id not in never]
     task = Task(
         facts.input_shape,
         facts.num_classes,
@@ -142,9 +144,10 @@ def task_of(
         objective,
         test_sets,
         main=next(iter(models.architectures)),
-        clients_with=Counter(name for c in members.clients for name in c.architectures),
+        clients_with=Counter(name for c in able for name in c.architectures),
         common_starts=recipe.clients.init == "shared",
         newcomers=members.newcomers,
+        left_out=members.left_out,
         pools=members.pools,
         min_replies=recipe.privacy.min_replies,
         max_norm=recipe.clients.max_norm or math.inf,

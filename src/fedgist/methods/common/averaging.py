@@ -139,9 +139,17 @@ def averaged(replies: Replies, old: Weights, ctx: Context) -> Weights:
 
 
 def stepped(old: Weights, replies: Replies, ctx: Context, rate: float = 1.0) -> Weights:
-    """Return the weights, moved by ``rate`` times the mean of the clients' differences."""
+    """Return the weights, moved by ``rate`` times the mean of the clients' differences.
+
+    Buffers, such as running statistics, move to the clients' mean: beyond it, variances could be
+    negative.
+    """
     steps = mean_of(replies.total().arrays, replies, ctx)
-    return Weights({k: v + rate * steps[k] if k in steps else v for k, v in old.arrays.items()})
+    if rate != 1.0:
+        (name,) = replies.architectures
+        parameters = ctx.task.starts[name].params
+        steps = {k: rate * step if k in parameters else step for k, step in steps.items()}
+    return Weights({k: v + steps[k] if k in steps else v for k, v in old.arrays.items()})
 
 
 def mean_of(total: Mapping[str, Tensor], replies: Replies, ctx: Context) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class FeatureSums:
     def of(net: Net, batch: Batch, ctx: Context) -> FeatureSums:
         """Return the sums over a batch, whose ``x`` is ``(batch, *input)``."""
         phi = with_constant(net.features(batch.x))
-        sums = class_sums(phi, batch.y, batch.mask, ctx.task.num_classes)
+        sums = class_sums(phi, batch.y, batch.mask, ctx.task.num_classes, batch.weight)
         return FeatureSums(sums[:, 1:], sums[:, 0])
 
 

@@ -49,7 +49,7 @@ def feature_sums(net: Net, batch: Batch, task: Task) -> ClassSums:
     """Return S, (classes, m + 1), over a batch (eq. 2); private records have clipped terms."""
     z = net.features(batch.x)
     phi, rows = with_constant(bounded(z, task.privacy)), counted(z, batch, task.privacy)
-    return ClassSums(class_sums(phi, rows.y, rows.mask, task.num_classes))
+    return ClassSums(class_sums(phi, rows.y, rows.mask, task.num_classes, rows.weight))
 
 
 def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:

@@ -6,9 +6,20 @@ import torch
 from torch import Tensor
 
 from fedgist.core.replies import Replies, Reply
+from fedgist.core.task import Task
 from fedgist.core.tree import Tree, build, map_leaves, named, tree
+from fedgist.errors import MethodError
 
 NEVER = -1
+
+
+def check_pools(task: Task, method: str) -> None:
+    """Raise MethodError if a client of several pools would send several messages in a round."""
+    if task.pools_overlap:
+        raise MethodError(
+            f"method {method} keeps one message of each client: no client may be in several of "
+            "clients.pools"
+        )
 
 
 @tree

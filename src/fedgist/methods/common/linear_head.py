@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedgist.core.batch import Batch
 from fedgist.core.message import message
+from fedgist.core.privacy import LEAST_WEIGHT
 from fedgist.core.task import Task
 from fedgist.errors import MethodError
 
@@ -57,14 +58,25 @@ def unit_rows(z: Tensor) -> Tensor:
     return z / torch.where(length > 0, length, 1.0)
 
 
-def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+def weights_of(batch: Batch, like: Tensor) -> Tensor:
+    """Return the weight of each row of a batch, (batch,), 0 of absent ones."""
+    weight = batch.mask.to(like.dtype)
+    return weight if batch.weight is None else weight * batch.weight
+
+
+def class_sums(
+    values: Tensor, y: Tensor, mask: Tensor, num_classes: int, weight: Tensor | None = None
+) -> Tensor:
     """Return the sum of ``values`` (batch, width) over the rows of each class: (classes, width).
 
-    ``y`` and ``mask`` are (batch,). Absent rows have weight 0. If ``values`` are features with the
-    constant 1 put first, the first column of the sums is the number of rows of each class.
+    ``y`` and ``mask`` are (batch,). Absent rows have weight 0, and the others their ``weight``
+    (batch,), if it is given (``batch.weight``). If ``values`` are features with the constant 1 put
+    first, the first column of the sums is the number of rows of each class.
     """
-    of_class = F.one_hot(y, num_classes) * mask.unsqueeze(1)
-    return of_class.to(values.dtype).T @ values
+    of_class = (F.one_hot(y, num_classes) * mask.unsqueeze(1)).to(values.dtype)
+    if weight is not None:
+        of_class = of_class * weight.unsqueeze(1)
+    return of_class.T @ values
 
 
 def members(batch: Batch, task: Task) -> Tensor:
@@ -81,13 +93,13 @@ def members(batch: Batch, task: Task) -> Tensor:
 
 
 def class_means(
-    total: Tensor, rows: Tensor, floor: float = 0.0, least: float = 1.0
+    total: Tensor, rows: Tensor, floor: float = 0.0, least: float = LEAST_WEIGHT
 ) -> tuple[Tensor, Tensor]:
     """Return means (..., width) of sums ``total`` (..., width), and a mask (...) of 1 or 0.
 
-    ``rows`` (...) are the numbers of rows. A mean is 0 and masked out if its number of rows is at
-    most ``floor``. Numbers below ``least``, which only noise or weights cause, are replaced by
-    ``least`` in the division.
+    ``rows`` (...) are the numbers of rows, or sums of their weights. A mean is 0 and masked out if
+    its number of rows is at most ``floor``. Numbers below ``least`` are replaced by ``least`` in
+    the division (:func:`fedgist.core.privacy.least_count`).
     """
     there = (rows > floor).to(total.dtype)
     return total / rows.clamp(min=least).unsqueeze(-1) * there.unsqueeze(-1), there

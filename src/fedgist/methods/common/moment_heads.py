@@ -46,7 +46,8 @@ class Moments:
     """Sums over rows: ``counts`` (K,), ``sums`` (K, m), ``rows`` (), ``total`` (m,), ``gram``.
 
     ``gram`` is (m, m), or (K, m, m) by class. ``squares`` (K,) are ``sum t^2``, which are the
-    counts of classes and labels. ``overlap`` says that a row may have several targets.
+    counts of classes and labels. ``overlap`` says that a row may have several targets, and
+    ``noisy`` that counts have noise, so that those below 1 are none.
     """
 
     counts: Tensor
@@ -56,11 +57,17 @@ class Moments:
     gram: Tensor
     squares: Tensor
     overlap: bool = False
+    noisy: bool = False
+
+    @property
+    def least(self) -> Tensor:
+        """The smallest number of rows that divides a sum, (): what is below it is rounding."""
+        return least_of(self.rows, noisy=self.noisy)
 
     @property
     def mean(self) -> Tensor:
         """Mean of all rows, (m,)."""
-        return self.total / self.rows.clamp(min=1.0)
+        return self.total / self.rows.clamp(min=self.least)
 
     @property
     def scatter(self) -> Tensor:
@@ -77,7 +84,7 @@ class Moments:
     @property
     def means(self) -> Tensor:
         """Mean of each class minus that of all rows, (K, m)."""
-        return self.between / self.counts.clamp(min=1.0).unsqueeze(1)
+        return self.between / self.counts.clamp(min=self.least).unsqueeze(1)
 
     @property
     def within(self) -> Tensor:
@@ -109,8 +116,8 @@ class Moments:
         ``kinds`` are the numbers of neighboring features that have one unit. If each were divided
         by its own deviation, a nearly constant feature would count as much as the others.
         """
-        variance = self.scatter.diagonal() / self.rows.clamp(min=1.0)
-        of_size = self.total.square() / self.rows.clamp(min=1.0).square()
+        rows = self.rows.clamp(min=self.least)
+        variance, of_size = self.scatter.diagonal() / rows, self.total.square() / rows.square()
         variance = torch.where(variance > ROUNDING * of_size, variance.clamp(min=0.0), 0.0)
         sizes = torch.tensor(kinds, device=variance.device)
         kind = torch.repeat_interleave(sizes)
@@ -119,6 +126,11 @@ class Moments:
 
 
 ROUNDING = 1e-12  # of float64 products: a variance below is that of a constant
+
+
+def least_of(rows: Tensor, *, noisy: bool) -> Tensor:
+    """Return the smallest number of rows that divides a sum, (), of ``rows`` () in all."""
+    return torch.ones_like(rows) if noisy else (ROUNDING * rows).clamp(min=LEAST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +158,7 @@ def cross_validated(moments: Moments) -> Tensor:
     mean = d.mean()
     steps = torch.logspace(-8, 3, PENALTIES, dtype=d.dtype, device=d.device)
     penalties = steps * torch.where(mean > 0, mean, 1.0)
-    whole = (moments.squares - moments.counts.square() / n.clamp(min=1.0)).sum()
+    whole = (moments.squares - moments.counts.square() / n.clamp(min=moments.least)).sum()
     ratio = d / (d + penalties.unsqueeze(1))  # (penalties, m)
     explained = (2 * ratio - ratio.square()) * torch.where(d > 0, 1 / d.clamp(min=LEAST), 0.0)
     residual = (whole - explained @ z.square().sum(1)).clamp(min=0.0)
@@ -163,7 +175,7 @@ def ridge(moments: Moments, penalty: Tensor) -> Scores:
     values, vectors = torch.linalg.eigh(moments.scatter)
     d = values.clamp(min=0.0) + penalty
     weight = moments.between @ vectors * _inverse(d) @ vectors.mT
-    level = moments.counts / moments.rows.clamp(min=1.0)
+    level = moments.counts / moments.rows.clamp(min=moments.least)
     return Scores(weight, level - weight @ moments.mean)
 
 
@@ -198,7 +210,7 @@ def _gaussian(moments: Moments, precision: Tensor) -> Scores:
 
 def _others(moments: Moments) -> Tensor:
     """Return the mean of the rows without each label minus that of all rows, (K, m)."""
-    lacking = (moments.rows - moments.counts).clamp(min=1.0)
+    lacking = (moments.rows - moments.counts).clamp(min=moments.least)
     return -moments.between / lacking.unsqueeze(1)
 
 
@@ -259,19 +271,22 @@ def qda(moments: Moments, penalty: Tensor, own: float = OWN_SHARE) -> Curves:
     return Curves(moments.mean, bend, weight, -level / 2)
 
 
-def from_means(each: Tensor, penalty: float | None) -> tuple[Scores, Moments]:
+def from_means(
+    each: Tensor, penalty: float | None, *, noisy: bool = False
+) -> tuple[Scores, Moments]:
     """Return LDA's scores from the sums of each client, and the sums of all.
 
-    ``each`` (clients, K, m + 1) holds counts and sums. The covariance is that of class means of
-    clients about the means of all, times their rows (FedCOF, arXiv:2412.14326, eq. 5). It is right
-    if rows are dealt to clients at random. Without a penalty it is shrunk by OAS (Chen et al.
-    2010).
+    ``each`` (clients, K, m + 1) holds counts and sums, which may be ``noisy``. The covariance is
+    that of class means of clients about the means of all, times their rows (FedCOF,
+    arXiv:2412.14326, eq. 5). It is right if rows are dealt to clients at random. Without a penalty
+    it is shrunk by OAS (Chen et al. 2010).
     """
-    counts, sums = each[..., 0], each[..., 1:]
+    counts, sums = each[..., 0].double(), each[..., 1:].double()
     total, rows = sums.sum(0), counts.sum(0)
     m = sums.shape[-1]
-    means = total / rows.clamp(min=1.0).unsqueeze(1)
-    own = sums / counts.clamp(min=1.0).unsqueeze(-1)
+    least = least_of(rows.sum(), noisy=noisy)
+    means = total / rows.clamp(min=least).unsqueeze(1)
+    own = sums / counts.clamp(min=least).unsqueeze(-1)
     apart = (own - means) * counts.sqrt().unsqueeze(-1)
     scatter = apart.flatten(0, 1).mT @ apart.flatten(0, 1)
     freedom = ((counts > 0).sum(0) - 1).clamp(min=0).sum().to(scatter.dtype)
@@ -287,7 +302,7 @@ def from_means(each: Tensor, penalty: float | None) -> tuple[Scores, Moments]:
         covariance = covariance + penalty * identity / freedom.clamp(min=1.0)
     values, vectors = torch.linalg.eigh(covariance)
     precision = vectors * _inverse(values) @ vectors.mT
-    moments = Moments(rows, total, rows.sum(), total.sum(0), covariance, rows)
+    moments = Moments(rows, total, rows.sum(), total.sum(0), covariance, rows, noisy=noisy)
     return _gaussian(moments, precision), moments
 
 

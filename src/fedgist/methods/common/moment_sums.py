@@ -34,7 +34,7 @@ from fedgist.core.rounded_numbers import Rounded, rounded_rows, rounded_triangle
 from fedgist.core.task import Task
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import form_of
-from fedgist.methods.common.linear_head import members, unit_rows, with_constant
+from fedgist.methods.common.linear_head import members, unit_rows, weights_of, with_constant
 from fedgist.methods.common.moment_heads import Moments
 from fedgist.methods.common.triangles import symmetric, triangle
 
@@ -115,12 +115,6 @@ def no_statistics(
     crosses = k * (m + 2) if task.objective.target == "numbers" else 0
     second = like.new_zeros(k if by_class else 1, 0 if first_only else entries)
     return Statistics(like.new_zeros(rows, m + 1), second, like.new_zeros(crosses))
-
-
-def weights_of(batch: Batch, like: Tensor) -> Tensor:
-    """Return the weight of each row of a batch, (batch,), 0 of absent ones."""
-    weight = batch.mask.to(like.dtype)
-    return weight if batch.weight is None else weight * batch.weight
 
 
 def targets_of(batch: Batch, task: Task, like: Tensor) -> Tensor:
@@ -225,14 +219,16 @@ def moments_of(statistics: Statistics, task: Task) -> Moments:
     if of_records(task.privacy):
         rows = torch.cat([rows[:, :1].clamp(min=1.0), rows[:, 1:]], dim=1)
     gram = symmetric(statistics.second, m) if statistics.second.shape[-1] else statistics.second
+    noisy = task.privacy is not None
     if task.objective.target == "numbers":
         cross, squares = statistics.cross[:-k].view(k, m + 1), statistics.cross[-k:]
-        return Moments(cross[:, 0], cross[:, 1:], every[0], every[1:], gram, squares)
+        return Moments(cross[:, 0], cross[:, 1:], every[0], every[1:], gram, squares, noisy=noisy)
     if task.objective.target == "labels":
         counts, of_labels = rows[:-1, 0], rows[:-1, 1:]
-        return Moments(counts, of_labels, every[0], every[1:], gram, counts, overlap=True)
+        about = (counts, of_labels, every[0], every[1:], gram, counts)
+        return Moments(*about, overlap=True, noisy=noisy)
     counts, total = rows[:, 0], rows.sum(0)
-    return Moments(counts, rows[:, 1:], total[0], total[1:], gram, counts)
+    return Moments(counts, rows[:, 1:], total[0], total[1:], gram, counts, noisy=noisy)
 
 
 def projected(z: Tensor, key: Tensor, count: int) -> Tensor:

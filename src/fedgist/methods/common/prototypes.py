@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.losses import masked_mean
+from fedgist.core.losses import weighted_mean
 from fedgist.core.message import message
 from fedgist.core.nets.net import Net
 from fedgist.core.task import Context
@@ -44,7 +44,7 @@ def near_prototypes(lam: float, net: Net, batch: Batch, down: Prototypes, ctx: C
         y = batch.y.clamp(min=0)
         of_place = (z - down.mean[y]).square().mean(-1) * down.exists[y]
         distance = of_place.flatten(1).mean(1) if ctx.task.places else of_place
-    return task_loss + lam * masked_mean(distance, batch.mask)
+    return task_loss + lam * weighted_mean(distance, batch.mask, batch.weight)
 
 
 def by_nearest(net: Net, x: Tensor, mean: Tensor, exists: Tensor) -> Tensor:

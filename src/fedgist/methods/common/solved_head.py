@@ -25,7 +25,7 @@ from fedgist.core.task import Task
 from fedgist.errors import MethodError
 from fedgist.methods.common.conjugate_head import map_head
 from fedgist.methods.common.gaussian_head import gaussian_sums, packed_width, ridge_head
-from fedgist.methods.common.linear_head import class_sums, unit_rows, with_constant
+from fedgist.methods.common.linear_head import class_sums, unit_rows, weights_of, with_constant
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,7 @@ def solved_head(task: Task, m: int) -> SolvedHead:
         )
 
     def of_classes(phi: Tensor, batch: Batch) -> Tensor:
-        if batch.weight is not None:
-            phi = phi * batch.weight.unsqueeze(1)
-        return class_sums(phi, batch.y, batch.mask, count)
+        return class_sums(phi, batch.y, batch.mask, count, batch.weight)
 
     return SolvedHead((count, m + 1), of_classes, map_head)
 
@@ -96,9 +94,7 @@ def _of_numbers(task: Task, m: int, *, apart: bool) -> SolvedHead:
     assert isinstance(objective, Regression)  # its target is numbers
 
     def sums(phi: Tensor, batch: Batch) -> Tensor:
-        weight = batch.mask.to(torch.float64)
-        if batch.weight is not None:
-            weight = weight * batch.weight
+        weight = weights_of(batch, phi.double())
         y = objective.standardized(batch.y.double())
         return gaussian_sums(phi.double(), y, weight, apart=apart)
 
@@ -111,10 +107,7 @@ def _label_sums(phi: Tensor, batch: Batch, *, apart: bool) -> Tensor:
 
     With missing labels (``apart``), the second part is of the rows without each label.
     """
-    weight = batch.mask.to(phi.dtype)
-    if batch.weight is not None:
-        weight = weight * batch.weight
-    weighted = phi * weight.unsqueeze(1)
+    weighted = phi * weights_of(batch, phi).unsqueeze(1)
     has = (batch.y > 0).to(phi.dtype)
     if not apart:
         return torch.cat([has.mT @ weighted, weighted.sum(0, keepdim=True)])

@@ -8,7 +8,7 @@ remembers earlier sums, in one of these ways (the hyper-parameter ``memory``):
 a number rho    T <- S + rho T: the sums so far, discounted, are the prior of eq. 14, counts
                 included (chi = rho T, nu = nu_0 + rho n). Only sums are kept, and a repeated, lost
                 or late upload needs no rule. rho = 0 is the paper: T = S.
-``"auto"``      rho = 1 - the fraction of all clients that answered: 0 if all did.
+``"auto"``      rho = 1 - the fraction of the clients that may train which answered: 0 if all did.
 ``"class"``     a class that no client sent keeps its sums; the others are replaced.
 ``"newest"``    the sum over the newest upload of each client. The server sees single uploads.
 ==============  ==================================================================================
@@ -26,13 +26,13 @@ from torch import Tensor
 from fedgist.core.bounds import Share
 from fedgist.core.counts import COUNTS_FIRST
 from fedgist.core.message import message
-from fedgist.core.privacy import noise_floor
+from fedgist.core.privacy import total_floor
 from fedgist.core.replies import Replies
 from fedgist.core.task import Context, Task
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
 from fedgist.methods.common.conjugate_head import ClassSums
-from fedgist.methods.common.latest_messages import LatestMessages
+from fedgist.methods.common.latest_messages import LatestMessages, check_pools
 
 Memory: TypeAlias = Share | Literal["auto", "class", "newest"]
 FADED = 0.01  # the weight at which a sum counts as forgotten
@@ -54,17 +54,27 @@ class Remembered:
 
 
 def check(memory: Memory, task: Task, method: str) -> None:
-    """Raise MethodError if single uploads would be stored although only totals are allowed."""
-    if memory != "newest":
-        return
-    key = f"method {method}: method.memory = 'newest' shows the server each client's sums"
+    """Raise MethodError if single uploads may not be stored, or classes are not kept apart."""
+    if memory == "class" and task.objective.target == "labels" and not task.missing_labels:
+        raise MethodError(
+            f"method {method}: method.memory = 'class' keeps earlier sums of a label that nobody "
+            "sent, but not those of the rows without it: use 'auto'"
+        )
+    if memory == "newest":
+        check_pools(task, f"{method} with method.memory = 'newest'")
+        check_single(task, f"method {method}: method.memory = 'newest'")
+
+
+def check_single(task: Task, setting: str) -> None:
+    """Raise MethodError if a setting shows the server single uploads, where it may see none."""
+    key = f"{setting} shows the server each client's sums"
     if task.min_replies > 1:
         raise MethodError(
-            f"{key}, privacy.min_replies = {task.min_replies} only totals: use 'auto'"
+            f"{key}, privacy.min_replies = {task.min_replies} only totals: use another"
         )
     if task.privacy is not None and task.privacy.where == "central":
         raise MethodError(
-            f"{key}, which central noise does not protect: use 'auto', or privacy.where = 'local'"
+            f"{key}, which central noise does not protect: use another, or privacy.where = 'local'"
         )
 
 
@@ -91,7 +101,7 @@ def remember(memory: Memory, before: Remembered, replies: Replies, ctx: Context)
         before.total[:, :1] != 0, before.total, 0.0
     )  # sums of no rows are only a start
     if memory == "class":
-        floor = noise_floor(ctx.task.privacy) * math.sqrt(max(len(replies), 1))
+        floor = total_floor(ctx.task.privacy, len(replies))
         return Remembered(torch.where(s[:, :1] > floor, s, kept))
     return Remembered(s + _decay(memory, replies, ctx.task) * kept)
 
@@ -127,4 +137,4 @@ def _decay(memory: Memory, replies: Replies, task: Task) -> float:
     privacy = task.privacy
     if task.training.sampling == "poisson" and privacy is not None and privacy.where == "central":
         return 1.0 - task.training.fraction_train  # the number of sampled clients is secret
-    return 1.0 - len(replies.clients) / task.num_clients  # a client in two pools counts once
+    return 1.0 - len(replies.clients) / task.num_trainers  # a client in two pools counts once
