@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import typer.main
 
 from commands import python
 from fedgist.cli.main import app
+from fedgist.errors import InputError
+from fedgist.recipe.reading import make
+from fedgist.recipe.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -54,6 +58,26 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             command.make_context(name, words)
         except Exception as error:  # noqa: BLE001  # whatever the parser raises
             pytest.fail(f"{line}: {error}")
+
+
+#: Pages with files of other kinds: of sites and authorities, and the spaces of searches.
+OTHER_FILES = {"federation", "one-exchange", "studies"}
+OF_USERS = re.compile("# or\n|No module named")  # alternatives, and code that users write
+WITH_RECIPES = [p for p in PAGES if blocks(p, "toml") and p.stem not in OTHER_FILES]
+
+
+@pytest.mark.parametrize("page", WITH_RECIPES, ids=named)
+def test_recipes_can_be_used(page: Path) -> None:
+    # seen: examples named a model that does not exist
+    for block in blocks(page, "toml"):
+        if OF_USERS.search(block):
+            continue
+        problem = ""
+        try:
+            resolve(make(tomllib.loads(block)))
+        except InputError as error:
+            problem = str(error)
+        assert not problem or OF_USERS.search(problem), f"{block}\n{problem}"
 
 
 @pytest.mark.parametrize("name", ["attacks", "security"])
