@@ -181,6 +181,37 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
     assert "correction for 3 comparisons" in table.caption
 
 
+@pytest.mark.parametrize("folders", [("two", "two", "two"), ("a", "b", "c")])
+def test_show_has_the_rows_of_compare_however_runs_lie(
+    tmp_path: Path, folders: tuple[str, ...]
+) -> None:
+    # rejects a mean over what lies in one folder, whatever its settings, and rows by folder
+    finals = {0.1: [0.5, 0.7], 0.9: [0.1, 0.3, 0.2]}
+    for (lr, accuracies), folder in zip(finals.items(), folders, strict=False):
+        for seed, accuracy in enumerate(accuracies):
+            where = folder if seed < 2 else folders[2]
+            path = tmp_path / where / f"seed-{seed + round(10 * lr)}"
+            write_run(path, [accuracy], seed=seed, raw={"train": {"lr": lr}})
+    rows = {row[0]: row[1] for row in overview(find([tmp_path])).rows}
+    assert list(rows) == ["fedlog lr=0.1, 2 seeds", "fedlog lr=0.9, 3 seeds"]
+    assert [text.partition(" ")[0] for text in rows.values()] == ["60.00", "20.00"]
+
+
+def test_show_leaves_no_run_out(tmp_path: Path) -> None:
+    # users' own data are not in a recipe: what repeats a run may be another one
+    for name, accuracy in (("a", 0.5), ("b", 0.6)):
+        for seed in (0, 1):
+            raw = {"train": {"lr": 0.01}}
+            write_run(tmp_path / name / f"seed-{seed}", [accuracy], seed=seed, raw=raw)
+    write_run(tmp_path / "c", [0.7], raw={"train": {"lr": 0.9}})
+    rows = [row[:2] for row in overview(find([tmp_path])).rows]
+    assert [(name, text.partition(" ")[0]) for name, text in rows] == [
+        ("fedlog lr=0.01, 2 seeds", "50.00"),
+        ("fedlog lr=0.9", "70.00"),
+        ("fedlog lr=0.01, 2 seeds", "60.00"),
+    ]
+
+
 def test_rows_are_named_by_what_differs(tmp_path: Path) -> None:
     for lr in (0.1, 0.01):
         write_run(tmp_path / f"a{lr}", [0.5], raw={"train": {"lr": lr}})

@@ -5,11 +5,17 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from dataclasses import replace
 
 from fedgist.core.objectives.metrics import ALL_ROWS, METRICS, Metric
 from fedgist.report.formatting import NONE, Sheet, bytes_text, duration, replies, score_text
-from fedgist.report.tables.comparison import common_metric, draw_of, overlap_of
+from fedgist.report.tables.comparison import (
+    RunGroup,
+    common_metric,
+    draw_of,
+    group,
+    overlap_of,
+)
 from fedgist.report.tables.mean_counts import marked, marked_runs, part_of, sentence
 from fedgist.report.tables.stats import by_division, standard_error
 from fedgist.runs.files.columns import (
@@ -34,28 +40,29 @@ REPLIES = "replied"  # a column that is shown if not all answered in a shown rou
 
 
 def overview(runs: Sequence[FinishedRun]) -> Sheet:
-    """Return a table with one row per run, or per set of seeds.
+    """Return a table with one row per setting, over its seeds and divisions.
 
-    Its columns are the final score (the objective's first metric, or the probe's), its spread over
-    clients, the score of the server's models, and the bytes sent.
+    A run that is there twice has two rows. The columns are the final score (the objective's first
+    metric, or the probe's), its spread over clients, the score of the server's models, and the
+    bytes sent.
     """
     metric = common_metric(runs) if runs else ""
     metrics = {name: shown for run in runs for name, shown in run.metrics.items()}
     measure = metrics.get(metric, METRICS["accuracy"])
     score = measure.title.lower()
-    by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.called))
-    groups = [list(seeds) for _, seeds in by_folder]
+    by_settings = _groups(runs)
+    names, groups = [_name(members) for members in by_settings], [m.runs for m in by_settings]
     models = dict.fromkeys(name for run in runs for name in run.models(metric))
     scores = {score: _score, "spread": _spread, "one model": _one_model}
     scores |= {name: functools.partial(_score_of, name) for name in models}
-    missing = {_name(seeds): seeds for seeds in groups}
+    missing = dict(zip(names, groups, strict=True))
     cells = [{title: cell(measure, seeds) for title, cell in scores.items()} for seeds in groups]
     titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
-        (_name(seeds), *(texts[title] for title in titles), *_costs(seeds))
+        (name, *(texts[title] for title in titles), *_costs(seeds))
         + ((epsilon_text(seeds[0].last(EPSILON)),) if private else ())
-        for seeds, texts in zip(groups, cells, strict=True)
+        for name, seeds, texts in zip(names, groups, cells, strict=True)
     )
     return Sheet(
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
@@ -106,12 +113,22 @@ def epsilon_text(epsilon: float | None) -> str:
     return NONE if epsilon is None else f"{epsilon:.3g}"
 
 
-def _name(seeds: Sequence[FinishedRun]) -> str:
-    if len(seeds) == 1:
-        return seeds[0].called
-    drawn = {"seeds": {run.seed for run in seeds}, "divisions": {run.division for run in seeds}}
+def _groups(runs: Sequence[FinishedRun]) -> list[RunGroup]:
+    """Return the rows of ``compare``, and further rows for runs that repeat others."""
+    groups, _ = group(runs)
+    grouped = {run.folder for members in groups for run in members.runs}
+    repeats = [run for run in runs if run.folder not in grouped]
+    for again in _groups(repeats) if repeats else ():
+        alike = (first.label for first in groups if first.settings == again.settings)
+        groups.append(replace(again, label=next(alike, again.label)))
+    return groups
+
+
+def _name(members: RunGroup) -> str:
+    runs = members.runs
+    drawn = {"seeds": {run.seed for run in runs}, "divisions": {run.division for run in runs}}
     counts = [f"{len(some)} {word}" for word, some in drawn.items() if len(some) > 1]
-    return ", ".join([seeds[0].called, *counts])
+    return ", ".join([members.label, *counts])
 
 
 def _score(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
@@ -141,10 +158,6 @@ def _costs(seeds: Sequence[FinishedRun]) -> tuple[str, ...]:
         bytes_text(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
         bytes_text(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
     )
-
-
-def _folder_of_seeds(run: FinishedRun) -> str:
-    return str(run.folder.parent if run.folder.name.startswith("seed-") else run.folder)
 
 
 def mean_and_error(runs: Sequence[FinishedRun], key: str, measure: Metric) -> str:
