@@ -372,7 +372,7 @@ def test_rows_without_a_client_are_refused_or_left_out(tmp_path: Path, who: list
         return
     with pytest.raises(DataError, match=r"client column 'who' is empty.*data.missing_clients"):
         read(path, client="who")
-    with pytest.raises(DataError, match="has no 'who'"):
+    with pytest.raises(DataError, match="the text has no client in 'who'; with"):
         load_data("text_file", file=str(texts), **options)
     for data in (
         read(path, client="who", missing_clients="drop"),
@@ -717,6 +717,45 @@ def test_arrays_and_parquet_files_without_some_clients(tmp_path: Path) -> None:
         assert data.clients is not None
         assert data.clients.tolist() == [0, 1, 0, 1]
         assert data.notes == ("rows that are left out because they have no client: 2",)
+
+
+OF_FORMS: Mapping[str, tuple[str, Any]] = {
+    "csv": ("table", lambda frame, file: frame.to_csv(file, index=False)),
+    "jsonl": ("text_file", lambda frame, file: frame.to_json(file, orient="records", lines=True)),
+    "text.csv": ("text_file", lambda frame, file: frame.to_csv(file, index=False)),
+    "npz": (
+        "npz",
+        lambda frame, file: np.savez(file, x=frame[["x"]], y=frame.y, client=[*frame.who]),
+    ),
+    "parquet": ("parquet", lambda frame, file: frame.to_parquet(file)),
+    "saved": (
+        "huggingface",
+        lambda frame, file: (
+            pytest.importorskip("datasets").Dataset.from_pandas(frame).save_to_disk(file)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t "])
+@pytest.mark.parametrize("form", OF_FORMS)
+def test_a_blank_text_is_no_client(tmp_path: Path, form: str, blank: str) -> None:
+    # seen: texts with empty cells in "author" became those of a client called ''
+    name, write = OF_FORMS[form]
+    frame = pd.DataFrame({"x": [0.5, 1.5] * 3, "y": [0, 1] * 3, "who": ["u", "v", blank] * 2})
+    if name == "text_file":
+        frame = frame.assign(text="good", y=list("ababab"))
+    write(frame, file := tmp_path / f"t.{form}")
+    options: dict[str, Any] = {"label": "y", "client": "who", "test_fraction": 0.0}
+    options |= {"file": str(file), "target": "class"} if name == "text_file" else {"path": file}
+    options |= {"features": ["x"]} if name == "huggingface" else {}
+    if name == "npz":  # its arrays have names of their own
+        options = {"path": file, "test_fraction": 0.0}
+    with pytest.raises(DataError, match=r"client.*data\.missing_clients = 'drop'|in row 3"):
+        load_data(name, **options)
+    data = load_data(name, missing_clients="drop", **options)
+    assert data.client_names == ("u", "v")
+    assert "rows that are left out because they have no client: 2" in data.notes
 
 
 def test_images_with_alpha_are_no_columns_of_pixels(tmp_path: Path) -> None:

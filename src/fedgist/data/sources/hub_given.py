@@ -5,8 +5,9 @@ Labels and clients go by the names that the data set gives its classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -152,7 +153,7 @@ def hub_dataset(
 
 def with_a_class(given: Given, columns: HubColumns) -> Given:
     """Return the splits without the rows that have no class."""
-    kept, count = _with_a_value(given, columns.labels[0])
+    kept, count = _only(given, partial(has_value, column=columns.labels[0]))
     return replace(kept, unlabelled=count)
 
 
@@ -160,21 +161,20 @@ def with_a_client(given: Given, columns: HubColumns) -> Given:
     """Return the splits without the rows that have no client."""
     if columns.client is None:
         return given
-    kept, count = _with_a_value(given, columns.client)
+    kept, count = _only(given, partial(_has_name, column=columns.client))
     return replace(kept, ownerless=count)
 
 
-def _with_a_value(given: Given, column: str) -> tuple[Given, int]:
-    """Return the splits without the rows in which a column is missing, and the number of these."""
-    train = tuple(_part_with_a_value(part, column) for part in given.train)
-    test = tuple(None if part is None else _part_with_a_value(part, column) for part in given.test)
+def _only(given: Given, usable: Callable[[HubPart], Values]) -> tuple[Given, int]:
+    """Return the splits with the rows that are ``usable``, and the number of the others."""
+    train = tuple(_usable_part(part, usable(part)) for part in given.train)
+    test = tuple(None if part is None else _usable_part(part, usable(part)) for part in given.test)
     count = sum(map(len, given.train)) + sum(map(len, given.tests))
     kept = replace(given, train=train, test=tuple(part or None for part in test))
     return kept, count - sum(map(len, train)) - sum(map(len, kept.tests))
 
 
-def _part_with_a_value(part: HubPart, column: str) -> HubPart:
-    rows = has_value(part, column)
+def _usable_part(part: HubPart, rows: Values) -> HubPart:
     return (
         part if rows.all() else replace(part, split=part.split.select(rows.nonzero()[0].tolist()))
     )
@@ -332,6 +332,13 @@ def names_of(part: HubPart, column: str) -> tuple[str, ...]:
 
 def _is_missing(cell: object, *, coded: bool) -> bool:
     return cell is None or (coded and cell == -1)  # the library's sign of rows without a label
+
+
+def _has_name(part: HubPart, column: str) -> Values:
+    """Return Booleans (rows,): whether a row has a value in a column that is no empty text."""
+    coded = bool(names_of(part, column))
+    named = [not _is_missing(c, coded=coded) and str(c).strip() != "" for c in _cells(part, column)]
+    return np.array(named, dtype=bool)
 
 
 def _texts(part: HubPart, name: str, cells: Sequence[object], subject: str) -> Values:

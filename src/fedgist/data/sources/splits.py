@@ -97,7 +97,10 @@ class Split:
         DataError
             If a row has none, unless ``missing_clients`` is ``"drop"``.
         """
-        if self.clients is None or not (absent := self.clients == "").any():
+        if self.clients is None:
+            return self
+        absent = np.array([not name.strip() for name in self.clients], dtype=bool)
+        if not absent.any():
             return self
         if missing_clients == "refuse":
             raise DataError(

@@ -142,7 +142,7 @@ def read_texts(
     """
     texts, owners, labels, unlabelled, ownerless = [], [], [], 0, 0
     for location, line in _lines(place, label):
-        if ownable and client is not None and _is_missing(line.get(client)):
+        if ownable and client is not None and _is_blank(line.get(client)):
             ownerless += 1
             continue
         if masked and label is not None and _is_missing(line.get(label)):
@@ -152,7 +152,7 @@ def read_texts(
         parts = sentences_in(written, location) if sentences else _texts_in(written, location)
         texts += parts
         if client is not None:
-            owners += [_name(field(line, client, location), location)] * len(parts)
+            owners += [_client_in(line, client, location)] * len(parts)
         if label is not None:
             labels += [_labels_in(line, label, location)] * len(parts)
     clients = None if client is None else owners
@@ -164,6 +164,11 @@ def _is_missing(written: object) -> bool:
     """Return whether a field of labels holds none."""
     absent = isinstance(written, float) and math.isnan(written)
     return absent or written is None or written in ("", [])
+
+
+def _is_blank(client: object) -> bool:
+    """Return whether a field of clients holds none."""
+    return _is_missing(client) or (isinstance(client, str) and not client.strip())
 
 
 def _labels_in(line: Mapping[str, object], label: str, location: str) -> tuple[str, ...]:
@@ -193,10 +198,17 @@ def _texts_in(written: object, location: str) -> list[str]:
     return list(texts)
 
 
-def _name(client: object, location: str) -> str:
-    if isinstance(client, list | dict):
-        raise DataError(f"{location}: a client is a text or a number, not {client!r:.60}")
-    return str(client)
+def _client_in(line: Mapping[str, object], client: str, location: str) -> str:
+    """Return the client of a text."""
+    if client in line and _is_blank(line[client]):
+        raise DataError(
+            f"{location}: the text has no client in {client!r}; with data.missing_clients = "
+            "'drop' such texts are left out"
+        )
+    written = field(line, client, location)
+    if isinstance(written, list | dict):
+        raise DataError(f"{location}: a client is a text or a number, not {written!r:.60}")
+    return str(written)
 
 
 def field(line: Mapping[str, object], name: str, location: str) -> object:
