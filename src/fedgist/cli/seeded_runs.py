@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from fedgist.recipe.reading import Recipe, read
 from fedgist.runs import runner
 from fedgist.runs.composition import notes_on
 from fedgist.runs.files.record import RECIPE, is_over
+from fedgist.runs.files.run_directory import holds_run, name_of_seed, seeds_in
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
+from fedgist.studies.job import difference
 
 MAY_CHANGE = (  # of a resumed run
     *("engine.workers", "engine.readers", "engine.device"),
@@ -38,12 +41,6 @@ def start(
     if (count := recipe.data.divisions) > 1:
         number = recipe.data.division + 1
         observer.note(f"division {number} of {count} of the rows; fedgist sweep runs all {count}")
-    other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
-    if other and not overwrite:
-        raise RecipeError(
-            f"{out} holds {'runs of several seeds' if seeds == 1 else 'a run of one seed'}; "
-            "choose another --out"
-        )
     if seeds == 1:
         yield runner.run(
             recipe,
@@ -55,10 +52,33 @@ def start(
         )
     else:
         numbers = range(recipe.seed, recipe.seed + seeds)
+        _check_beside(recipe, numbers, out)
         for note in notes_on([recipe] * seeds):
             observer.note(note)
         flags = {"overwrite": overwrite, "full_digest": full_digest}
-        yield from _seeds(recipe, numbers, out, data_root, observer, count=seeds, **flags)
+        options = ("--seeds", str(seeds))
+        yield from _seeds(recipe, numbers, out, data_root, observer, options, **flags)
+
+
+def _check_beside(recipe: Recipe, seeds: Sequence[int], out: Path) -> None:
+    """Raise RecipeError if ``out`` holds a run beside which those of ``seeds`` do not belong."""
+    if holds_run(out):
+        raise RecipeError(f"{out} holds a run of one seed; choose another --out, or remove it")
+    if (out / RECIPE).exists():
+        raise RecipeError(
+            f"with {out / RECIPE}, reports would take {out} for one run; choose another --out, or "
+            "move the file"
+        )
+    replaced = {out / name_of_seed(seed) for seed in seeds}
+    for folder in seeds_in(out):
+        if folder in replaced:  # if the user allows it
+            continue
+        kept = read(folder / RECIPE)
+        drawn = {"seed": kept.seed, "data.division": kept.data.division}
+        if change := difference(recipe.changed(drawn), kept):
+            raise RecipeError(
+                f"{folder} holds a run with {change}; choose another --out, or remove it"
+            )
 
 
 def _seeds(
@@ -67,28 +87,36 @@ def _seeds(
     out: Path,
     data_root: Path | None,
     observer: Observer,
+    options: Sequence[str],
     *,
-    count: int,
     overwrite: bool = False,
     full_digest: bool = False,
 ) -> Iterator[runner.Outcome]:
+    """Run the seeds; ``options`` are those with which a resumed command does what is left."""
     for seed in seeds:
-        try:
-            yield runner.run(
+        with _naming_all(out, options):
+            outcome = runner.run(
                 recipe.changed({"seed": seed}),
                 Overrides(root=data_root),
                 observer,
-                folder=out / f"seed-{seed}",
+                folder=out / name_of_seed(seed),
                 overwrite=overwrite,
                 full_digest=full_digest,
             )
-        except Stopped as stopped:
-            raise Stopped(out, "--seeds", str(count)) from stopped
-        except DiskFullError as full:
-            if any(out.glob(f"seed-*/{RECIPE}")):
-                command = resume_command(out, "--seeds", str(count))
-                raise DiskFullError(full.reason, command) from full
-            raise
+        yield outcome
+
+
+@contextlib.contextmanager
+def _naming_all(out: Path, options: Sequence[str]) -> Iterator[None]:
+    """If one of several seeds stops, name the command that resumes all of them."""
+    try:
+        yield
+    except Stopped as stopped:
+        raise Stopped(out, *options) from stopped
+    except DiskFullError as full:
+        if seeds_in(out):
+            raise DiskFullError(full.reason, resume_command(out, *options)) from full
+        raise
 
 
 def resume(
@@ -108,7 +136,10 @@ def resume(
             f"{folder} holds runs of several settings: give the command that started them again, "
             "or resume one of them"
         )
-    if runs[0].folder != folder:
+    several = runs[0].folder != folder
+    options = ["--seeds", str(seeds)] if seeds > 1 else []
+    options += [] if rounds is None else ["--rounds", str(rounds)]
+    if several:
         for note in notes_on([read(runs[0].folder / RECIPE)] * max(seeds, len(runs))):
             observer.note(note)
     for run in runs:
@@ -117,18 +148,22 @@ def resume(
             check_finished(recipe, run.folder, rounds)
             observer.note(f"{run.folder} is finished ({run.done} rounds)")
             continue
-        yield runner.run(
-            recipe,
-            Overrides(root=data_root),
-            observer,
-            folder=run.folder,
-            resume=True,
-            rounds=rounds,
-        )
-    if runs[0].folder != folder:  # seeds that have not started
+        with _naming_all(folder, options) if several else contextlib.nullcontext():
+            outcome = runner.run(
+                recipe,
+                Overrides(root=data_root),
+                observer,
+                folder=run.folder,
+                resume=True,
+                rounds=rounds,
+            )
+        yield outcome
+    if several:  # seeds that have not started
+        if rounds is not None:
+            recipe = recipe.changed({"train.num_rounds": rounds})
         begun = {run.recipe["seed"] for run in runs}
         missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
-        yield from _seeds(recipe, missing, folder, data_root, observer, count=seeds)
+        yield from _seeds(recipe, missing, folder, data_root, observer, options)
 
 
 def _check_resumed_settings(settings: Sequence[str]) -> None:

@@ -125,6 +125,12 @@ def holds_run(folder: Path) -> bool:
     return read_bytes_or_empty(folder / RECIPE).endswith(RECIPE_MARK.encode())
 
 
+def seeds_in(folder: Path) -> list[Path]:
+    """Return the folders in ``folder`` that hold runs of seeds or divisions."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in paths if is_of_seed(path.name) and holds_run(path)]
+
+
 def check_own_files(folder: Path) -> None:
     """Raise RecipeError if a run would replace files in ``folder`` that are not a run's."""
     if not holds_run(folder) and (others := _files_of_run(folder)):
@@ -152,6 +158,10 @@ def check_entry(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
         check_own_files(folder)
         return True
     check_own_files(folder)
+    if seeds_in(folder):
+        raise RecipeError(
+            f"{folder} holds runs of several seeds; choose another folder, or remove them"
+        )
     if any((folder / name).exists() for name in (STATE, RELEASES)) and not overwrite:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
