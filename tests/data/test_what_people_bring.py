@@ -22,10 +22,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedgist.cli.facts_commands import raw_recipe
 from fedgist.core.far_numbers import is_far
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import examples
@@ -33,11 +34,13 @@ from fedgist.data.normalization import with_moments
 from fedgist.data.sources.further_labels import read_labels
 from fedgist.data.sources.in_memory import in_memory
 from fedgist.data.sources.loading import load_data
+from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import Reading, SplitTexts, Texts, text_dataset
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import read_vocabulary, vocabulary_of, words_of
 from fedgist.errors import DataError
+from fedgist.recipe.reading import read as read_recipe
 from fedgist.world.data import notes_on_names
 
 QUICK = settings(
@@ -717,6 +720,30 @@ def test_arrays_and_parquet_files_without_some_clients(tmp_path: Path) -> None:
         assert data.clients is not None
         assert data.clients.tolist() == [0, 1, 0, 1]
         assert data.notes == ("rows that are left out because they have no client: 2",)
+
+
+@QUICK
+@given(st.text("a b\u2028\x0c\x0b\x85\x1c\n", max_size=12), st.sampled_from(["\n", "\r\n", "\r"]))
+@example("the cat\u2028sat on\nthe dog\x0cran to\n", "\n")
+@example("", "\n")
+def test_only_ends_of_lines_end_a_text(tmp_path: Path, text: str, end: str) -> None:
+    # seen: U+2028 and form feeds split a text, so that predictions were not those of the lines
+    lines = text.split("\n")[: None if text and text[-1] != "\n" else -1]
+    for mark in (b"", b"\xef\xbb\xbf"):
+        (tmp_path / "t.txt").write_bytes(mark + text.replace("\n", end).encode())
+        assert read_further(tmp_path / "t.txt") == lines
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    def marked(name: str, text: str) -> Path:
+        (tmp_path / name).write_text(text, "utf-8-sig")
+        return tmp_path / name
+
+    recipe = marked("r.toml", '[data]\nname = "digits"\n')
+    assert read_recipe(recipe).data.name == "digits"
+    assert raw_recipe(recipe) == {"data": {"name": "digits"}}
+    words = marked("words.txt", "good\nbad\n")
+    assert read_vocabulary(words, "words").words[-2:] == ("good", "bad")
 
 
 OF_FORMS: Mapping[str, tuple[str, Any]] = {

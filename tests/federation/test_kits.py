@@ -19,6 +19,7 @@ from fedgist.federation.keys import certificates, provision
 from fedgist.federation.keys.certificates import Identity, Role
 from fedgist.federation.keys.kits import read_kit, split_address
 from fedgist.federation.keys.roster import Roster, read_roster, write_roster
+from fedgist.federation.site.file import read_site_file
 
 SEPSIS = """
 name = "sepsis"
@@ -34,8 +35,8 @@ ROLES: dict[str, tuple[Role, str]] = {
 }
 
 
-def provisioned(folder: Path, text: str = SEPSIS) -> Path:
-    (folder / "federation.toml").write_text(text)
+def provisioned(folder: Path, text: str = SEPSIS, encoding: str = "utf-8") -> Path:
+    (folder / "federation.toml").write_text(text, encoding)
     provision.provision(folder / "federation.toml", folder / "kits")
     return folder / "kits"
 
@@ -335,3 +336,10 @@ def test_a_roster_with_one_odd_value_is_read_or_a_kit_error(
         return
     write_roster(path, roster)
     assert read_roster(path) == roster
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    kits = provisioned(tmp_path, encoding="utf-8-sig")  # as a text editor of Windows writes it
+    assert read_kit(kits / "sites" / "ulm").federation == "sepsis"
+    (tmp_path / "site.toml").write_text('name = "ulm"\n[data]\nname = "digits"\n', "utf-8-sig")
+    assert read_site_file(tmp_path / "site.toml").table.name == "ulm"

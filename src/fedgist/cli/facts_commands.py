@@ -107,7 +107,7 @@ def facts(
 def raw_recipe(path: Path) -> dict[str, object]:
     """Return a recipe's file as it is written."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -170,9 +170,8 @@ def read_vocabulary(path: Path, tokenizer: Tokenizer, rule: Rule = 2) -> Vocabul
     Rule 1 left marks without their letters: such words say that the file was made by it.
     """
     try:
-        words = [
-            word for line in path.read_text(encoding="utf-8").splitlines() if (word := line.strip())
-        ]
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        words = [word for line in lines if (word := line.strip())]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"data.words.file: {path} cannot be read as a list of words: {error}"

@@ -132,7 +132,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # reading a pipe would wait for ever
         raise RecipeError(f"{path} is not a file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise RecipeError(
             f"there is no recipe {path}; `fedgist list recipes` lists those of fedgist"

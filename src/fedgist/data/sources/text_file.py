@@ -117,9 +117,10 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
         return list((read.with_words() if sentences else read).texts)
     expect_text(existing(place), "a text")
     try:
-        lines = place.read_text("utf-8").splitlines()
+        whole = place.read_text("utf-8-sig")  # \r\n and \r become \n; no other sign ends a line
     except UnicodeDecodeError as error:
         raise DataError(f"{place.name} is no text in UTF-8: {first_line(error)}") from error
+    lines = whole.removesuffix("\n").split("\n") if whole else []
     if not sentences:
         return lines
     return list(Texts([s for line in lines for s in sentences_of(line)]).with_words().texts)

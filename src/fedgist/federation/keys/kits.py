@@ -239,7 +239,7 @@ def read_table(path: Path, remedy: str) -> dict[str, object]:
     """Return the table in a TOML file; KitError if the file is missing or damaged."""
     blob = read_file(path, remedy)
     try:
-        return tomllib.loads(blob.decode())
+        return tomllib.loads(blob.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise KitError(f"{path}: {first_line(error)}") from error
 

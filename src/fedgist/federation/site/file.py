@@ -222,7 +222,7 @@ def read_site_file(path: Path) -> SiteFile:
         If it cannot be read: one line that names the file, the key, the value and the choices.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         table: SiteTable = checked(SiteTable, raw)
     except FileNotFoundError as error:
         raise SiteError(
