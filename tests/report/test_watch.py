@@ -71,6 +71,28 @@ def test_a_run_that_nobody_holds_is_stopped_and_listed_after_running_ones(tmp_pa
     assert watch.state(read_run(running)) == "stopped"
 
 
+@pytest.mark.parametrize(
+    ("age", "held", "unheld"),
+    [
+        (86400.0, "silent for 24 h 00 min", "stopped"),
+        (50.0, "running", "stopped"),
+        (0.0, "running", "running"),
+        (-5.0, "running", "running"),  # by a machine whose clock is ahead
+        (-86400.0, "running", "stopped"),  # seen: running for ever
+    ],
+)
+def test_files_of_any_age_tell_a_held_run_from_a_dead_one(
+    tmp_path: Path, age: float, held: str, unheld: str
+) -> None:
+    folder = write_run(tmp_path / "a", [0.5, 0.6], planned=12, result=False)
+    then = time.time() - age
+    for name in ("rounds.jsonl", "recipe.toml"):
+        os.utime(folder / name, (then, then))
+    with locked(folder):
+        assert watch.state(read_run(folder)) == held
+    assert watch.state(read_run(folder)) == unheld
+
+
 def test_a_run_that_has_not_done_a_round_is_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [], planned=3, result=False)
     console = Console(width=120, record=True, file=io.StringIO())

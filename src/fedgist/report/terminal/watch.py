@@ -18,19 +18,21 @@ SILENT = 5  # a run is silent after this multiple of its longest round without a
 RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
 LOCKED_S = 5.0  # a run without a lock is called stopped only after so many seconds of silence
 LEAST_S = 60.0  # smallest number of seconds before a run is called silent
+AHEAD_S = 60.0  # clocks of machines with a shared disk differ by less
 
 
 def state(run: FinishedRun, now: float | None = None) -> str:
     """Return "running", "silent for" the time since the last round, "stopped", or "finished".
 
     A run is stopped if no process holds its lock. A disk may not support locks, so a run that is
-    still writing is running in any case.
+    still writing is running in any case. A time in the future says nothing: the clock was set back,
+    or the files are copies.
     """
     if run.finished or run.result.get("status") == "finished":
         return FINISHED
     longest = max((line.get("time/round_s") or 0.0 for line in run.rounds), default=0.0)
     quiet = (time.time() if now is None else now) - _last_change(run.folder)
-    silent = quiet > max(LOCKED_S, 2 * longest)
+    silent = quiet > max(LOCKED_S, 2 * longest) or quiet < -AHEAD_S
     if silent and (run.folder / LOCK).exists() and not is_held(run.folder):
         return STOPPED
     patience = max(LEAST_S, SILENT * longest)
