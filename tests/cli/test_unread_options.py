@@ -16,8 +16,8 @@ from fedgist.errors import InputError
 # each way to call a command, with the parameters that it reads; "*" are all others
 WAYS = {
     "run nosuch": "* but rounds resume",
-    "run --resume runs": "settings seed seeds rounds full_digest track data_root quiet as_json",
-    "run --resume one": "settings seed rounds full_digest track data_root quiet as_json",
+    "run --resume runs": "settings seed seeds rounds track data_root quiet as_json",
+    "run --resume one": "settings seed rounds track data_root quiet as_json",
     "forget one --client 0": "data_root",
     "forget one --reply reply --kit kit": "",
     "partition nosuch": "* but out",

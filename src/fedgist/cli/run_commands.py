@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FEW_CLASSES = 5  # whose rows are shown as numbers
 OF_RESUMED = frozenset(  # parameters of ``fedgist run`` that a resumed run reads
     {
-        *("resume", "rounds", "settings", "seed", "seeds", "full_digest"),
+        *("resume", "rounds", "settings", "seed", "seeds"),
         *("track", "data_root", "quiet", "as_json"),
     }
 )
@@ -87,8 +87,8 @@ def run(
         bool,
         typer.Option(
             "--full-digest",
-            help="With --resume: check every byte of large data files, not only their size and "
-            "time.",
+            help="When the run is resumed later, check every byte of large data files, not only "
+            "their size and time.",
         ),
     ] = False,
     track: TrackOption = None,
@@ -180,7 +180,8 @@ def _check_mode(context: typer.Context, rounds: int | None, resume: Path | None)
         )
     if resume is None:
         return
-    refuse_unread(context, "with --resume: a resumed run keeps its recipe and folder", OF_RESUMED)
+    keeps = "a resumed run keeps its recipe, its folder and how it checks data files"
+    refuse_unread(context, f"with --resume: {keeps}", OF_RESUMED)
     if (resume / RECIPE).is_file():
         refuse_unread(context, f"with --resume {resume}, a run of one seed", OF_RESUMED - {"seeds"})
 

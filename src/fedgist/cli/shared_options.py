@@ -132,7 +132,7 @@ def refuse_unread(context: typer.Context, how: str, reads: Collection[str]) -> N
     ]
     if unread:
         have = "has" if len(unread) == 1 else "have"
-        raise InputError(f"{' and '.join(unread)} {have} no effect {how}")
+        raise InputError(f"{', '.join(unread)} {have} no effect {how}")
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
