@@ -18,13 +18,17 @@ from commands import Command, fedgist, wait_for_ends, wait_until
 from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
 from fedgist.errors import RecipeError
 from fedgist.methods import METHODS, base_name
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make, read
+from fedgist.recipe.resolve import resolve
+from fedgist.runs.resuming import of_world
 from fedgist.studies import job_process
-from fedgist.studies.job import ENDS, Event, Job
-from fedgist.studies.jobs import is_done, run_jobs
+from fedgist.studies.job import ENDS, Event, Job, jobs_of_seeds
+from fedgist.studies.jobs import DATA, OF_NO_DATA, is_done, run_jobs
 from fedgist.studies.paper_table import cells, is_table, read_paper_table
 from fedgist.studies.search_space import read_space
 from fedgist.studies.sweep import axis, grid
+from fedgist.world.world import make_world
 
 SMALL = [
     "data.train_rows=120",
@@ -325,6 +329,66 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
         RecipeError, match=r"holds a run with train.lr = 0.5, not 0.002; choose another --out"
     ):
         is_done(job)
+
+
+TABLE = {
+    "data": {"name": "table", "path": "d.csv", "label": "y", "client": "h", "folds": 2},
+    "partition": {"name": "natural"},
+    "model": {"name": "mlp", "hidden": [4]},
+    "train": {"num_rounds": 1},
+}
+
+
+def write_rows(path: Path, first: float) -> None:
+    rows = [f"{i % 7 + first * (i == 0)},{'ab'[i % 2]},{'xy'[i // 2 % 2]}" for i in range(40)]
+    path.write_text("\n".join(["v,h,y", *rows]))
+
+
+def cells_of(out: Path, *methods: str) -> list[Job]:
+    """Return jobs with two seeds of two divisions for each method."""
+    return [
+        job
+        for name in methods
+        for job in jobs_of_seeds(name, make({**TABLE, "method": {"name": name}}), 2, out / name)
+    ]
+
+
+@pytest.mark.slow
+def test_runs_on_data_that_changed_do_not_stand_beside_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # rejects a table of runs on the old and on the new rows; other seeds and folds have other rows
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("d.csv"), 0.0)
+    do(cells_of(Path("runs"), "local", "fedavg"))
+    write_rows(Path("d.csv"), 0.5)
+    assert {kind for _, kind in do(cells_of(Path("runs"), "local", "fedavg"))} == {"done"}
+    says = r"runs/local/seed-0-division-0 and runs/fedprox/seed-0-division-0 .*on different data"
+    with pytest.raises(RecipeError, match=says):
+        do(cells_of(Path("runs"), "local", "fedprox"), at_once=1)
+    with pytest.raises(RecipeError, match=says):  # nor are they told when they are all done
+        do(cells_of(Path("runs"), "local", "fedprox"), at_once=1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.name=centralized"],
+        ["method.name=fedlog", "model.hidden=[3,3]", "train.batch_size=2"],
+        ["method.name=local", "evaluate.every=2", "train.num_rounds=7"],
+    ],
+)
+def test_the_data_do_not_depend_on_settings_of_which_jobs_need_not_agree(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # rejects that a sweep over methods or models is refused as one over different data
+    assert {text.partition(".")[0] + "." for text in settings} <= set(OF_NO_DATA)
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("d.csv"), 0.0)
+    first, second = (
+        of_world(make_world(resolve(make(TABLE, more), Overrides()))) for more in ([], settings)
+    )
+    assert first[DATA] == second[DATA]
 
 
 LONG = [*SMALL, "train.num_rounds=40"]

@@ -6,25 +6,31 @@ SIGTERM or SIGHUP every process finishes its round and saves it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from fedgist.engines.stop_signals import stoppable
 from fedgist.errors import Interrupted, RecipeError
-from fedgist.recipe.reading import read
+from fedgist.recipe.reading import flat, read
 from fedgist.runs.files.record import (
     RECIPE,
     RESULT,
     ROUNDS,
+    STATE,
     is_over,
     read_lines,
     read_result,
 )
-from fedgist.runs.files.seals import seal_of
+from fedgist.runs.files.seals import header_of, seal_of
+from fedgist.runs.resuming import HOW_READ
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import ENDS, Event, Job, Listener, Places, Running, difference
 from fedgist.studies.job_process import OnThisMachine, is_stale
 
 AGAIN = "--rerun does it again"
+DATA = "the data"  # in the inputs of a checkpoint
+OF_NO_DATA = ("method.", "train.", "model.", "evaluate.")  # settings that data do not depend on
 
 
 def is_done(job: Job) -> bool:
@@ -56,6 +62,27 @@ def fault_of(job: Job, archive: Archive | None = None) -> str:
     return text if seal.is_broken else ""
 
 
+def _data_settings(job: Job) -> str:
+    """Return the settings of a job on which its data may depend, as text."""
+    settings = flat(job.recipe.settings()).items()
+    kept = {key: value for key, value in settings if not key.startswith(OF_NO_DATA)}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _digest_of_data(folder: Path) -> str | None:
+    """Return the digest of a run's data, if its checkpoint has one.
+
+    Of rows that are read lazily it covers the times of files, which a copy of the files changes.
+    """
+    try:
+        inputs = header_of(folder).get("inputs") if (folder / STATE).exists() else None
+    except (OSError, ValueError, RecursionError):
+        return None  # the seal says what is wrong with it
+    if not isinstance(inputs, dict) or HOW_READ in inputs:
+        return None
+    return inputs.get(DATA)
+
+
 def run_jobs(
     jobs: Iterable[Job],
     at_once: int,
@@ -72,6 +99,11 @@ def run_jobs(
     ``listener`` is called with every event of every job. Jobs in the archive are not run again, and
     each job that ends is added to the archive. A job whose files do not match their seal fails;
     with ``rerun`` it is run again.
+
+    Raises
+    ------
+    RecipeError
+        If the data changed between two runs whose settings have the same data.
     """
     places = places or OnThisMachine()
     processes = _Processes(iter(jobs), at_once, listener, places, archive, rerun=rerun)
@@ -101,6 +133,8 @@ class _Processes:
         self.todo, self.at_once, self.listener, self.places = todo, at_once, listener, places
         self.archive, self.rerun = archive, rerun
         self.running: list[Running] = []
+        self.data: dict[str, tuple[Path, str]] = {}  # the first run, and its digest, by settings
+        self.checked: set[Path] = set()
         self.closed = False
 
     def start(self) -> bool:
@@ -141,9 +175,22 @@ class _Processes:
 
     def _tell(self, job: Job, event: Event) -> bool:
         """Hand an event to the listener; archive the job's run first if the job is done."""
+        if event.kind in {"round", "done"}:
+            self._check_data(job)
         if self.archive and event.kind == "done":
             self.archive.add(job)
         return self.listener(job, event)
+
+    def _check_data(self, job: Job) -> None:
+        if job.folder in self.checked or (digest := _digest_of_data(job.folder)) is None:
+            return
+        self.checked.add(job.folder)
+        folder, first = self.data.setdefault(_data_settings(job), (job.folder, digest))
+        if digest != first:
+            raise RecipeError(
+                f"{folder} and {job.folder} were run on different data, which changed between "
+                "them; choose another --out, or remove the runs on the old data"
+            )
 
     def stop(self) -> None:
         """Start no more jobs, and let the running jobs save and stop."""
