@@ -731,15 +731,15 @@ def test_private_rows_have_a_head_near_that_of_unit_rows(where: str, noise: str)
 
 @pytest.mark.parametrize(
     ("rows", "says"),
-    [(0, "is not stated"), (4_000, ""), (1_000, "declared_rows = 1000 at epsilon 3 are few")],
+    [(0, "is not stated"), (700, ""), (600, "declared_rows = 600 at epsilon 3 are few")],
 )
 def test_few_declared_rows_release_class_sums_alone(rows: int, says: str) -> None:
-    """At epsilon 3 below 5,000 / 3 rows, whatever the clients have."""
+    """At epsilon 3 below 2,000 / 3 rows, whatever the clients have."""
     with pytest.warns(UserWarning, match=r"\w") as warned:
         result = run(table(17), privacy=PRIVATE, method={"declared_rows": rows})
     said = [note for note in notes_of(warned) if "declared_rows" in note]
     assert [says in text for text in said] == [True] * bool(says)
-    second = WIDTH * (WIDTH + 1) // 2 if rows != 1_000 else 0
+    second = WIDTH * (WIDTH + 1) // 2 if rows != 600 else 0
     numbers = CLASSES * (WIDTH + 1) + second
     assert result.rounds[-1]["comm/up_bytes"] == 5 * 8 * numbers
 

@@ -7,8 +7,10 @@ import importlib
 import json
 import signal
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,12 +19,14 @@ from commands import Command, fedgist, wait_for_ends, wait_until
 from fedgist.cli.main import app
 from fedgist.cli.recipe_files import find_recipe, find_space, folder, shipped
 from fedgist.cli.study_commands import print_best
-from fedgist.errors import OutputError, RecipeError
+from fedgist.errors import InputError, OutputError, RecipeError
 from fedgist.recipe.reading import read
 from fedgist.runs.files import run_directory
 from fedgist.runs.files.columns import VALIDATION_ACCURACY
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
+from fedgist.studies.paper_table import read_paper_table
+from fedgist.studies.queue import read_queue
 from fedgist.studies.search_space import (
     Range,
     extremes,
@@ -31,6 +35,7 @@ from fedgist.studies.search_space import (
     read_space,
 )
 from fedgist.studies.tune import STUDY, Tuner, storing
+from fedgist.world.facts.question import read_question
 
 pytest.importorskip("optuna")
 
@@ -417,3 +422,14 @@ def test_a_search_on_digits_finds_settings(tmp_path: Path, space: Path) -> None:
         for li in p.read_text().splitlines()
     ]
     assert max(line[VALIDATION_ACCURACY] for line in lines if line["round"] == 3) >= best[1]
+
+
+@pytest.mark.parametrize("read_file", [read_space, read_paper_table, read_question, read_queue])
+def test_a_byte_order_mark_begins_no_table(
+    read_file: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """As the editor of Windows writes one: the file is read, and what is wrong is what it says."""
+    file = tmp_path / "file.toml"
+    file.write_text("[nothing]\nof = 1\n", "utf-8-sig")
+    with pytest.raises(InputError, match="nothing|is missing"):
+        read_file(file)

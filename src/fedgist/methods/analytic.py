@@ -97,7 +97,7 @@ from fedgist.methods.common.triangles import symmetric, triangle
 RANDOM = 512  # features of a row that no body encoded
 MOST_NUMBERS = 1 << 24  # in an upload of QDA: 64 MiB
 ENOUGH = 10  # rows for each feature, from which rows that were trained on say how sure to be
-FEW = 5_000  # rows times epsilon, below which class sums alone say more than second moments
+FEW = 2_000  # rows times epsilon, below which class sums alone say more than second moments
 OF_NOISE = 0.5  # the penalty beside the largest eigenvalue of noise
 EXCHANGE, CALIBRATE, REFINE = "exchange", "calibrate", "refine"
 

@@ -73,13 +73,13 @@ class PaperTable(_Part):
 
 def is_table(path: Path) -> bool:
     """Return whether a file among the recipes is a table."""
-    return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8", errors="replace")
+    return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8-sig", errors="replace")
 
 
 def read_paper_table(path: Path) -> PaperTable:
     """Return the table in a file."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: {first_line(error)}") from error
     try:

@@ -59,7 +59,7 @@ def read_queue(path: Path) -> tuple[Experiment, ...]:
     if not path.is_file():
         raise RecipeError(f"--queue {path}: no such file; a checkout of fedgist has {QUEUE}")
     try:
-        queue: _Queue = checked(_Queue, tomllib.loads(path.read_text(encoding="utf-8")))
+        queue: _Queue = checked(_Queue, tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: {first_line(error)}") from error
     return queue.experiments

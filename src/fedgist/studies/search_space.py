@@ -29,7 +29,7 @@ Range = dict[str, Any]
 def read_space(path: Path) -> dict[str, Range]:
     """Return a file's ranges by key: each has ``choices``, or ``low``, ``high`` and ``log``."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: {first_line(error)}") from error
     space = dict(_ranges(path, tables, ""))

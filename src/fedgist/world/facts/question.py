@@ -261,7 +261,7 @@ def read_question(path: Path) -> Question:
         If it cannot be read: one line that names the file, the key, the value and the choices.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         _check_kinds(raw.get("columns"))
         question: Question = checked(Question, raw)
     except FileNotFoundError as error:
