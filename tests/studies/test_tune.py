@@ -431,5 +431,5 @@ def test_a_byte_order_mark_begins_no_table(
     """As the editor of Windows writes one: the file is read, and what is wrong is what it says."""
     file = tmp_path / "file.toml"
     file.write_text("[nothing]\nof = 1\n", "utf-8-sig")
-    with pytest.raises(InputError, match="nothing|is missing"):
+    with pytest.raises(InputError, match=r"nothing|is missing"):
         read_file(file)

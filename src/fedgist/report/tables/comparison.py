@@ -1,8 +1,8 @@
 """Compare runs: group them by settings, pair them by seed and division, summarize and test.
 
 The result is the last round's score, as fixed before the run. The best round has a column of its
-own, for those who ask for it, because a round selected by test accuracy is not a result. Rounds and bytes to a
-target accuracy are counted for each seed, then averaged.
+own, for those who ask for it, because a round selected by test accuracy is not a result. Rounds and
+bytes to a target accuracy are counted for each seed, then averaged.
 """
 
 from __future__ import annotations
