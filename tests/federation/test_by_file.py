@@ -88,7 +88,14 @@ def test_a_site_gets_its_model_and_a_later_reply_is_added(tmp_path: Path) -> Non
         fed.write_recipe(analytic())
         first = send(fed, "berlin").read_bytes()
         send(fed, "ulm")
+        own = tmp_path / "by_file/figure.png"  # seen: a folder was replaced with all that it held
+        own.parent.mkdir()
+        own.write_bytes(b"a user's")
+        assert "figure.png is no file of a run" in serve(fed, ok=False)
+        assert own.read_bytes() == b"a user's"
+        own.unlink()
         assert "2 of 3 sites sent a file; without lyon" in serve(fed)
+        own.write_bytes(b"a user's")
         two = state_of(tmp_path / "by_file")
         said = site(fed, "berlin", "--to-file", tmp_path / "replies/berlin.fedgist")
         assert "was made before: the same file is written again" in said
@@ -98,6 +105,8 @@ def test_a_site_gets_its_model_and_a_later_reply_is_added(tmp_path: Path) -> Non
         three = state_of(tmp_path / "by_file")
         assert not same(two, three)
         assert three["server/heard"].tolist() == [1.0, 1.0, 1.0]
+        assert own.read_bytes() == b"a user's"
+        assert [p.name for p in tmp_path.iterdir() if "fedgist-" in p.name] == []
         (line,) = read_lines(tmp_path / "by_file/rounds.jsonl")
         assert line["clients/replied"] == 3
         said = site(fed, "lyon", "--from-file", tmp_path / "by_file/models.fedgist")
@@ -153,7 +162,7 @@ def test_sites_have_their_own_copies_of_one_encoder(tmp_path: Path) -> None:
         for name in NAMES:
             send(fed, name)
         said = serve(fed)
-        assert "by_file.new" not in said
+        assert "fedgist-new" not in said
         (line,) = read_lines(tmp_path / "by_file/rounds.jsonl")
         assert "train/loss" not in line  # nothing is trained
         predict = ("predict", tmp_path / "by_file", tmp_path / "ulm.npz", "--client", "0")

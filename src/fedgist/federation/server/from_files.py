@@ -24,7 +24,7 @@ from fedgist.federation.network.signed_file import (
 )
 from fedgist.federation.server.serving import checked_context
 from fedgist.recipe.reading import Recipe
-from fedgist.runs.files.record import RECIPE
+from fedgist.runs.files.record import RECIPE, STATE
 from fedgist.runs.files.run_directory import locked
 from fedgist.runs.round import Observer, ServerRun
 from fedgist.runs.run_rounds import Place, run_server
@@ -58,19 +58,20 @@ def serve_files(kit: Kit, recipe: Recipe, replies: Path, folder: Path, observer:
     only_exchange(side)
     found = _by_site(kit, plan, roster, replies, observer)
     _check_enough(side, found)
-    part, old = (folder.with_name(f"{folder.name}.{ending}") for ending in ("new", "old"))
+    whole = folder.absolute()
+    part, old = (whole.with_name(f".{whole.name}.fedgist-{word}") for word in ("new", "old"))
     if old.exists() and not folder.exists():  # a process was killed between two steps below
         old.rename(folder)
     with locked(folder):
         _check_before(folder, found)
+        _clear(old, folder)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         _do_round(kit, plan, side, found, Place(part, named=folder), observer)
-        shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
         part.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        _clear(old, folder)
     missing = [name for name in names if roster.numbers[name] not in found]
     without = f"; without {listed(missing)}" if missing else ""
     observer.note(f"{len(found)} of {len(names)} sites sent a file{without}")
@@ -128,12 +129,29 @@ def _lines(found: Replies) -> list[str]:
     return [f"{site} {file.header.content}" for site, file in found.items()]
 
 
+def _clear(old: Path, folder: Path) -> None:
+    """Remove the run directory whose place ``folder`` took, but keep what is in the old one alone.
+
+    That is what a user put there, such as figures.
+    """
+    for path in sorted(old.iterdir()) if old.exists() else ():
+        if not (folder / path.name).exists():
+            path.rename(folder / path.name)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def _check_before(folder: Path, found: Replies) -> None:
     """Raise an error if a run directory is not one of files, or a reply of it is missing now."""
-    if not (folder / RECIPE).exists():
-        return
     if not (folder / REPLIES).exists():
-        raise RecipeError(f"{folder} holds a run that was not made from files: choose another")
+        others = {path.name for path in folder.glob("*")} - {STATE.parent.name}
+        if RECIPE in others:
+            raise RecipeError(f"{folder} holds a run that was not made from files: choose another")
+        if others:
+            raise RecipeError(
+                f"{folder / min(others)} is no file of a run, and a run directory is written as a "
+                "whole: choose another --out"
+            )
+        return
     lines = (folder / REPLIES).read_text(encoding="utf-8").splitlines()
     if gone := [line for line in lines if line not in _lines(found)]:
         site = gone[0].partition(" ")[0]

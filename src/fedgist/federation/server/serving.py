@@ -41,7 +41,7 @@ from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.files import checkpoint as checkpoints
 from fedgist.runs.files.record import RECIPE
-from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE, locked
+from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE, check_own_files, locked
 from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.wire.remote_engine import Patience, RemoteEngine
@@ -157,6 +157,7 @@ def serve(
         saved = checkpoints.load(folder)
         if saved is None and (folder / RECIPE).exists() and not _is_of_federation(folder):
             raise RecipeError(f"{folder} holds a run that is not a federation's: choose another")
+        check_own_files(folder)
         state = RunStateFile.open(folder, _in_order(roster.now()))
         side = checked_context(recipe, state.state.names, observer)
         run = _run_of(kit, side, state, roster, stop or threading.Event(), observer.note)
