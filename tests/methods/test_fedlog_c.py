@@ -93,6 +93,18 @@ def test_a_class_that_fades_keeps_its_mean(rounds: int) -> None:
     assert ours(z, y, faded) == pytest.approx(ours(z, y, s))
 
 
+def test_a_class_of_noise_neither_pulls_nor_pushes() -> None:
+    # rejects any positive count under noise
+    z, y, s = example()
+    noisy = np.concatenate([s, [[5.9, 9.0, -9.0, 9.0]]])
+    s[1, 0], noisy[1, 0] = 0, 5.9  # class 1 has a row here, and none beyond noise
+    everybody = torch.ones(len(y), dtype=torch.bool)
+    s[0, 0] = noisy[0, 0] = 8.0
+    rows = torch.from_numpy(z), torch.tensor(y), everybody
+    found = pull_and_push(*rows, torch.from_numpy(noisy), floor=6.0)
+    assert [float(f) for f in found] == pytest.approx(ours(z, y, s * (s[:, :1] > 6.0)))
+
+
 def test_absent_rows_neither_pull_nor_push() -> None:
     z, y, s = example()
     mask = torch.tensor([1, 1, 0, 1, 1, 1, 0]).bool()

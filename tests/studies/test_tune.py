@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from commands import Command, fedgist, wait_for_ends, wait_until
 from fedgist.cli.main import app
@@ -34,7 +34,7 @@ from fedgist.studies.search_space import (
     own_values,
     read_space,
 )
-from fedgist.studies.tune import STUDY, Tuner, storing
+from fedgist.studies.tune import BEST, STUDY, Tuner, storing
 from fedgist.world.facts.question import read_question
 
 pytest.importorskip("optuna")
@@ -46,6 +46,28 @@ SMALL = [
     "engine.cohort_size=3",
     "clients.num_clients=4",
 ]
+OF_A_TABLE = """
+[data]
+name = "table"
+path = "d.csv"
+label = "y"
+validation = 0.2
+
+[partition]
+name = "iid"
+
+[clients]
+num_clients = 2
+
+[model]
+name = "logistic"
+
+[method]
+name = "fedavg"
+
+[train]
+num_rounds = 1
+"""
 SPACE = """
 ["train.lr"]
 low = 1e-3
@@ -433,3 +455,37 @@ def test_a_byte_order_mark_begins_no_table(
     file.write_text("[nothing]\nof = 1\n", "utf-8-sig")
     with pytest.raises(InputError, match=r"nothing|is missing"):
         read_file(file)
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_with_the_data_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # seen: trials on the old and the new rows were compared, without a word
+    monkeypatch.chdir(tmp_path)
+
+    def searched(trials: int) -> Result:
+        words = ["tune", "r.toml", "--space", "space.toml", "--trials", str(trials), "--out", "s"]
+        return CliRunner().invoke(app, [*words, "--jobs", "1", "-q"])
+
+    def write_rows(shift: float) -> None:
+        rows = [f"{i % 7 + shift},{i % 5},{'ill' if i % 2 else 'well'}" for i in range(60)]
+        Path("d.csv").write_text("a,b,y\n" + "\n".join(rows) + "\n")
+
+    Path("r.toml").write_text(OF_A_TABLE)
+    Path("space.toml").write_text('["train.lr"]\nlow = 0.001\nhigh = 0.1\nlog = true\n')
+    write_rows(0.0)
+    assert searched(1).exit_code == 0
+    write_rows(0.5)
+    assert searched(1).exit_code == 0  # nothing is compared with anything
+    refused = searched(2)
+    assert (refused.exit_code, "on different data" in str(refused.exception)) == (1, True)
+    write_rows(0.0)
+    assert searched(2).exit_code == 1  # the trial on other rows is there now
+
+
+def test_a_recipe_of_ones_own_is_not_replaced_by_the_best_one(tmp_path: Path) -> None:
+    (tmp_path / BEST).write_text("# mine")
+    with pytest.raises(RecipeError, match="is of no search in"), storing(tmp_path):
+        pass
+    assert (tmp_path / BEST).read_text() == "# mine"

@@ -68,13 +68,14 @@ def do_jobs(
     metric: str = "",
     archive: Archive | None = None,
     rerun: bool = False,
+    before: Iterable[Job] = (),
     live: LiveSender | None = None,
 ) -> dict[str, str]:
     """Run the jobs and show their progress; return the names of failed jobs with the reasons.
 
     ``rerun`` repeats jobs whose files do not match their seal; without it those jobs fail.
     ``metric`` is the column to show, by default the column of each job's main metric. ``live``
-    sends the jobs' rounds to trackers.
+    sends the jobs' rounds to trackers. Jobs that ran ``before`` must have had the same data.
     """
     # it loads torch, which --help and the check of a recipe do not need
     from fedgist.studies.jobs import fault_of, is_done, run_jobs
@@ -99,7 +100,7 @@ def do_jobs(
 
         try:
             places, number = machines.places()
-            run_jobs(jobs, number, on_event, places, archive, rerun=rerun)
+            run_jobs(jobs, number, on_event, places, archive, rerun=rerun, before=before)
         except Interrupted:
             raise Interrupted(
                 f"stopped; what was running is saved; go on with: {same_command()}"

@@ -48,7 +48,7 @@ from fedgist.studies.paper_table import Scale, cells, read_paper_table
 from fedgist.studies.private_choice import HOW, NOT_COVERED
 from fedgist.studies.queue import QUEUE
 from fedgist.studies.sweep import grid
-from fedgist.studies.tune import Tuner, storing
+from fedgist.studies.tune import BEST, Tuner, storing
 
 AtOnce = Annotated[
     int | None,
@@ -327,6 +327,7 @@ def tune(
             Machines(on, jobs, cores, gpus, data_root),
             quiet=quiet,
             listener=tuner.listen,
+            before=tuner.jobs_before(),
             metric=tuner.column,
             live=live,
         )
@@ -356,7 +357,7 @@ def print_best(tuner: Tuner, out: Path) -> None:
     if best is None or best_recipe is None:
         screen.print(words("no trial is complete"))
         return
-    atomic_files.write(out / "best.toml", best_recipe.to_toml())
+    atomic_files.write(out / BEST, best_recipe.to_toml())
     score = score_text(best[1], tuner.metric)
     trials = f"best of {tuner.finished} trials on validation data"
     how = "by report noisy max over correct rows" if tuner.private else score
@@ -367,7 +368,7 @@ def print_best(tuner: Tuner, out: Path) -> None:
         more = f", and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
         others = "; ".join(map(_settings, ties[:MOST_TIES]))
         screen.print(words(f"! a tie: as good, {score}, are {others}{more}; the first was taken"))
-    command = shlex.join(["fedgist", "run", str(out / "best.toml"), "--seeds", "5"])
+    command = shlex.join(["fedgist", "run", str(out / BEST), "--seeds", "5"])
     screen.print(words(command, "dim"))
 
 

@@ -42,7 +42,7 @@ M = TypeVar("M")  # a message
 
 # a margin, so that rounding cannot lift a clipped norm above its bound
 _BELOW = 1.0 - 1e-6
-LEAST_WEIGHT = 1e-30  # of rows that divide a sum in float32
+LEAST_WEIGHT = 1e-30  # the smallest sum of weights that divides a sum of rows, in float32
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,10 @@ def noise_floor(privacy: Privacy | None) -> float:
 
 
 def total_floor(privacy: Privacy | None, clients: int) -> float:
-    """Return the bound that a count in a total of so many ``clients`` must exceed to be of rows."""
+    """Return the bound that a count in a total must exceed to count as rows: 2 deviations of noise.
+
+    The total is of so many ``clients``, each of whom may have added noise.
+    """
     if privacy is not None and privacy.where == "central":
         return 2.0 * privacy.deviation
     return noise_floor(privacy) * math.sqrt(max(clients, 1))

@@ -19,7 +19,7 @@ from fedgist.core.losses import weighted_mean
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.objectives.target import Target
-from fedgist.core.privacy import LEAST_WEIGHT, least_count
+from fedgist.core.privacy import LEAST_WEIGHT, least_count, total_floor
 from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
 from fedgist.methods.common.conjugate_head import (
@@ -123,8 +123,10 @@ class FedLogC(Method):
         """
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)
-        least = least_count(ctx.task.privacy)
-        pull, push = pull_and_push(z, batch.y, batch.mask, down.total, batch.weight, least)
+        privacy = ctx.task.privacy
+        floor, least = total_floor(privacy, ctx.task.num_clients), least_count(privacy)
+        rows = batch.y, batch.mask
+        pull, push = pull_and_push(z, *rows, down.total, batch.weight, floor, least)
         return task_loss + self.alpha * pull - self.beta * push
 
     def summarize(
@@ -154,18 +156,20 @@ def pull_and_push(
     mask: Tensor,
     s: Tensor,
     weight: Tensor | None = None,
+    floor: float = 0.0,
     least: float = LEAST_WEIGHT,
 ) -> tuple[Tensor, Tensor]:
     """Return the two sums of eq. 15, each divided by the number of rows, both ().
 
     ``z`` (batch, m) are features, ``y``, ``mask`` and, if given, ``weight`` are (batch,). ``s``
-    (classes, m + 1) are the class sums, which are divided by ``least`` rows at least. The pull is
-    the mean over rows of ``|phi - mu_y|^2``. The push is the mean over rows of the sum, over the
-    other classes y', of ``min(|phi - mu_y'|^2, r)``. r is the mean squared distance between two
-    class means: without r, eq. 15 has no lower bound. Classes without rows in ``s`` are left out.
+    (classes, m + 1) are the class sums. A class has more than ``floor`` rows, else it is left out,
+    and its sum is divided by ``least`` of them at least. The pull is the mean over rows of ``|phi -
+    mu_y|^2``. The push is the mean over rows of the sum, over the other classes y', of ``min(|phi -
+    mu_y'|^2, r)``. r is the mean squared distance between two class means: without r, eq. 15 has no
+    lower bound.
     """
-    present = s[:, 0] > 0
-    means, _ = class_means(s[:, 1:], s[:, 0], least=least)
+    present = s[:, 0] > floor
+    means, _ = class_means(s[:, 1:], s[:, 0], floor, least)
     distances = z.square().sum(1, keepdim=True) - 2 * z @ means.T + means.square().sum(1)
     own_class = one_hot(y, len(s)).to(z.dtype)
     pull = (distances * own_class * present).sum(1)

@@ -91,6 +91,7 @@ def run_jobs(
     archive: Archive | None = None,
     *,
     rerun: bool = False,
+    before: Iterable[Job] = (),
 ) -> None:
     """Run the jobs, ``at_once`` at a time; the next job is taken when one of ``places`` is free.
 
@@ -98,7 +99,7 @@ def run_jobs(
 
     ``listener`` is called with every event of every job. Jobs in the archive are not run again, and
     each job that ends is added to the archive. A job whose files do not match their seal fails;
-    with ``rerun`` it is run again.
+    with ``rerun`` it is run again. Jobs that ran ``before`` are compared with, and not run.
 
     Raises
     ------
@@ -107,6 +108,8 @@ def run_jobs(
     """
     places = places or OnThisMachine()
     processes = _Processes(iter(jobs), at_once, listener, places, archive, rerun=rerun)
+    for job in before:
+        processes.check_data(job)
     try:
         with stoppable(processes.stop, processes.kill) as stopping:
             while processes.start():
@@ -176,12 +179,13 @@ class _Processes:
     def _tell(self, job: Job, event: Event) -> bool:
         """Hand an event to the listener; archive the job's run first if the job is done."""
         if event.kind in {"round", "done"}:
-            self._check_data(job)
+            self.check_data(job)
         if self.archive and event.kind == "done":
             self.archive.add(job)
         return self.listener(job, event)
 
-    def _check_data(self, job: Job) -> None:
+    def check_data(self, job: Job) -> None:
+        """Raise RecipeError if a job's run has other data than those before with its settings."""
         if job.folder in self.checked or (digest := _digest_of_data(job.folder)) is None:
             return
         self.checked.add(job.folder)

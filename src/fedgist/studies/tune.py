@@ -39,6 +39,7 @@ from fedgist.studies.trial_values import Sampler, suggest
 VALIDATION = 0.2  # share of the training rows to hold out if the recipe holds out none
 STUDY, NAME = "study.db", "fedgist"
 LOCK = Path("study.lock")
+BEST = "best.toml"  # the recipe with the best settings
 WORST = 1e30  # the size of the score of a trial that diverged, if its metric has no bound
 CHOICES = "choices"  # attribute of the study: the choices made under privacy
 
@@ -156,8 +157,18 @@ class Tuner:
     @property
     def finished(self) -> int:
         """Number of complete or pruned trials."""
+        return len(self.study.get_trials(deepcopy=False, states=self._ends))
+
+    @property
+    def _ends(self) -> tuple[object, ...]:
+        """The states of complete and pruned trials."""
         states = self.optuna.trial.TrialState
-        return len(self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
+        return states.COMPLETE, states.PRUNED
+
+    def jobs_before(self) -> list[Job]:
+        """Return the jobs of the trials that were complete or pruned when the search began."""
+        ended = self.study.get_trials(deepcopy=False, states=self._ends)
+        return [job for trial in ended for job in self._jobs_of(trial)]
 
     def jobs(self, trials: int) -> Iterator[Job]:
         """Yield jobs until ``trials`` trials were started, including the finished ones."""
@@ -315,6 +326,8 @@ def storing(out: Path) -> Iterator[None]:
     To a second search, running trials would be those of a killed one.
     """
     optuna, alchemy = _optuna(), importlib.import_module("sqlalchemy.exc")
+    if (out / BEST).exists() and not _is_begun(out):
+        raise RecipeError(f"{out / BEST} is of no search in {out}, and would be replaced: move it")
     try:
         with held(out, LOCK, f"another fedgist tune is using {out}", _is_begun):
             yield

@@ -61,7 +61,7 @@ def serve_files(kit: Kit, recipe: Recipe, replies: Path, folder: Path, observer:
     whole = folder.absolute()
     part, old = (whole.with_name(f".{whole.name}.fedgist-{word}") for word in ("new", "old"))
     if old.exists() and not folder.exists():  # a process was killed between two steps below
-        old.rename(folder)
+        old.rename(whole)
     with locked(folder):
         _check_before(folder, found)
         _clear(old, folder)
@@ -69,8 +69,8 @@ def serve_files(kit: Kit, recipe: Recipe, replies: Path, folder: Path, observer:
         part.mkdir(parents=True)
         _do_round(kit, plan, side, found, Place(part, named=folder), observer)
         if folder.exists():
-            folder.rename(old)
-        part.rename(folder)
+            whole.rename(old)
+        part.rename(whole)
         _clear(old, folder)
     missing = [name for name in names if roster.numbers[name] not in found]
     without = f"; without {listed(missing)}" if missing else ""
