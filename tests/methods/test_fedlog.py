@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -521,28 +521,26 @@ def test_the_expected_share_discounts_where_it_is_a_secret_who_was_drawn() -> No
     torch.testing.assert_close(server.sums.total, expected)
 
 
-def test_a_class_counts_as_sent_above_the_noise_of_all_replies_together() -> None:
-    # rejects the noise of one reply, and a deviation that grows with their number, not its root
+NOISY = {  # deviation, clients, and a client's counts with what is kept: the bound is 4, and 6
+    "local": (1.0, 4, ((5.0, 20.0), (1.1, 4.4), (0.9, 4.4))),
+    "central": (3.0, 1, ((20.0, 20.0), (5.9, 20.0), (6.1, 6.1))),
+}
+
+
+@pytest.mark.parametrize("where", ["local", "central"])
+def test_a_class_counts_as_sent_above_the_noise_of_a_total(
+    where: Literal["local", "central"],
+) -> None:
+    # rejects the noise of one reply, one that grows with their number and not its root, and none
     method: Any = FedLog(memory="class")
+    deviation, clients, counts = NOISY[where]
     ctx = memory_context(method, clients=4)
-    noisy = Privacy("record", "local", 1.0, 1.0)
+    noisy = Privacy("record", where, 1.0, deviation)
     ctx = replace(ctx, task=replace(ctx.task, privacy=noisy))
     server = method.init_server(ctx)
-    for of_each, kept in ((5.0, 20.0), (1.1, 4.4), (0.9, 4.4)):  # the bound is 2 * sqrt(4)
-        parts = {client: of_each * torch.eye(3, 6) for client in range(4)}
+    for of_each, kept in counts:
+        parts = {client: of_each * torch.eye(3, 6) for client in range(clients)}
         server = method.server_update(server, answered(parts), ctx)
-        assert float(server.sums.total[0, 0]) == pytest.approx(kept)
-
-
-def test_a_class_counts_as_sent_above_the_noise_of_a_total() -> None:
-    # rejects any positive number: half of the classes that nobody sent would be replaced by noise
-    method: Any = FedLog(memory="class")
-    ctx = memory_context(method, clients=4)
-    noisy = Privacy("record", "central", 1.0, 3.0)
-    ctx = replace(ctx, task=replace(ctx.task, privacy=noisy))
-    server = method.init_server(ctx)
-    for total, kept in ((20.0, 20.0), (5.9, 20.0), (6.1, 6.1)):  # the bound is 2 * 3
-        server = method.server_update(server, answered({0: total * torch.eye(3, 6)}), ctx)
         assert float(server.sums.total[0, 0]) == pytest.approx(kept)
 
 
