@@ -170,19 +170,22 @@ class LocalEngine:
         counts, place = self._counts(split), self.host.population.place
 
         # of one length of training: the clients of a cohort with most rows take most steps
-        def group(i: int) -> tuple[int, str, str]:
-            client, name = orders[i].asked
+        def group(order: Order) -> tuple[int, str, str]:
+            client, name = order.asked
             key, usual = (ctx.round, ctx.stage, client, name), self.task.training.work
             work = self.host.settings.length(key, usual)
             return self._shard(client), name, "" if work is None else str(work)
 
+        groups = [group(order) for order in orders]
+
         # then by steps, then by client: independent of the order of arrival
         def rank(i: int) -> tuple[tuple[int, str, str], int, int]:
             client = orders[i].client
-            return group(i), -counts[place[client]], client
+            return groups[i], -counts[place[client]], client
 
-        for (_, name, _), ranked in itertools.groupby(sorted(range(len(orders)), key=rank), group):
-            members, size = list(ranked), self.host.plans[name].cohort_size
+        ranked = sorted(range(len(orders)), key=rank)
+        for (_, name, _), of_group in itertools.groupby(ranked, groups.__getitem__):
+            members, size = list(of_group), self.host.plans[name].cohort_size
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
                 broadcast = all(same(downs[i], downs[chosen[0]]) for i in chosen)

@@ -121,7 +121,7 @@ class ClientStore:
     def get(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """Return copies of these clients' arrays, stacked: (clients, ...) by name."""
         at = copied(self._places(clients), self.device)
-        arrays = {name: a[at] for name, a in self.arrays.items()}
+        arrays = {name: a.index_select(0, at) for name, a in self.arrays.items()}  # copies faster
         self._forget()
         return arrays
 
