@@ -195,4 +195,5 @@ def _cell_of(label: str, found: Experiment) -> PaperRow:
     for cell in found.cells:
         if label in {cell.label, cell.label.partition(", before ")[0]} and cell.row is not None:
             return cell
-    raise ValueError(f"{found.name} has no runs of a row {label!r}")
+    labels = ", ".join(cell.label for cell in found.cells if cell.row is not None)
+    raise ValueError(f"{found.name} has no runs of a row {label!r}; it has {labels}")
