@@ -181,7 +181,7 @@ def labels_of(y: Tensor, rows: Tensor) -> Tensor:
 
 def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
     """Return ``x[rows]``, whose whole rows torch copies over ten times as fast in this way."""
-    return x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:])
+    return x.index_select(0, rows.flatten().to(x.device)).view(*rows.shape, *x.shape[1:])
 
 
 def as_labels(y: Tensor) -> Tensor:
