@@ -180,7 +180,7 @@ def labels_of(y: Tensor, rows: Tensor) -> Tensor:
 
 
 def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
-    """Return ``x[rows]``, whose whole rows torch copies over ten times as fast in this way."""
+    """Return ``x[rows]``. Indexing copies number by number, and this copies whole rows."""
     return x.index_select(0, rows.flatten().to(x.device)).view(*rows.shape, *x.shape[1:])
 
 

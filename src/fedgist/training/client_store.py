@@ -121,7 +121,8 @@ class ClientStore:
     def get(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """Return copies of these clients' arrays, stacked: (clients, ...) by name."""
         at = copied(self._places(clients), self.device)
-        arrays = {name: a.index_select(0, at) for name, a in self.arrays.items()}  # copies faster
+        # indexing would copy number by number
+        arrays = {name: a.index_select(0, at) for name, a in self.arrays.items()}
         self._forget()
         return arrays
 
