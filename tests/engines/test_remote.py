@@ -201,6 +201,28 @@ def test_a_loss_that_is_not_finite_is_not_recorded() -> None:
     assert 0 < line["train/loss"] < 10
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        TrainingLoss(torch.tensor(1 + 1j)),  # seen: it ended the server
+        TrainingLoss(torch.tensor(-(2**62))),
+        TrainingLoss(torch.tensor([1.0, 2.0])),
+        TrainingLoss(torch.tensor(1.0, dtype=torch.float64)),
+        Nothing(),
+    ],
+)
+def test_a_loss_that_is_none_refuses_its_reply(loss: Any) -> None:
+    def change(client: int, blob: bytes) -> list[bytes]:
+        header, messages = unseal(blob, ANY_SIZE)
+        if client == 1 and "loss" in messages:
+            return [seal(header.model_copy(update={"messages": {}}), messages | {"loss": loss})]
+        return [blob]
+
+    line, _ = with_wire(world("fedavg"), change).advance()
+    (entry,) = line["refused"]
+    assert entry == {"client": 1, "reason": "its training loss is not one number of 32 bits"}
+
+
 class SlowTraining(LoopbackWire):
     """A wire on which client 2's reply of round 1 arrives while the models are evaluated."""
 

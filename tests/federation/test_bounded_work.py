@@ -57,3 +57,28 @@ def test_scores_are_bounded_for_each_round_and_set_of_rows(tmp_path: Path) -> No
         header, down = asked(side, number, **about)
         purposes = [answer(agent, header, down).purpose for _ in range(MOST + 1)]
         assert purposes == ["reply"] * MOST + ["refusal"]
+
+
+@pytest.mark.slow
+def test_another_run_between_does_not_let_the_site_forget_what_it_did(tmp_path: Path) -> None:
+    # seen: an invitation to another run, and the count of the first one began at 0 again
+    write_rows(tmp_path)
+    side = side_of(recipe("fedavg", **PLAIN))
+    agent, purposes = SiteAgent(site_file(tmp_path, epsilon=None, most_requests=MOST)), []
+    for _ in range(MOST + 1):
+        agent.prepare(plan_of(side, "b" * 16))
+        agent.prepare(plan_of(side))
+        header, down = asked(side, 1, purpose="score", stage="evaluate", split="client")
+        purposes.append(answer(agent, header, down).purpose)
+    assert purposes == ["reply"] * MOST + ["refusal"]
+
+
+@pytest.mark.slow
+def test_the_last_download_is_taken_as_often_as_the_policy_says(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    side = side_of(recipe("fedavg", **PLAIN))
+    agent = SiteAgent(site_file(tmp_path, epsilon=None, most_requests=MOST))
+    agent.prepare(plan_of(side))
+    header, down = asked(side, 2, purpose="finish", stage="evaluate")
+    purposes = [answer(agent, header, down).purpose for _ in range(MOST + 1)]
+    assert purposes == ["reply"] * MOST + ["refusal"]

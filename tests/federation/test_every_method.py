@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from fedgist.errors import MethodError
+from fedgist.errors import CheckpointError, MethodError
 from fedgist.federation.server.run_state import RunStateFile
 from fedgist.federation.site.agent import MODELS
 from fedgist.methods import METHODS
@@ -85,3 +85,6 @@ def test_a_site_that_was_away_at_the_end_gets_its_model_later(kits: Kits, tmp_pa
     (place,) = (tmp_path / "ulm" / MODELS).iterdir()
     with pytest.raises(MethodError, match="is a site's own model, which keeps no messages"):
         forget(place, 0)
+    path.unlink()  # seen: another run, and each site's budget was charged again
+    with pytest.raises(CheckpointError, match=r"sites\.json is missing: put it back from a copy"):
+        kits.serve(recipe_of("fedlog"), tmp_path)

@@ -378,3 +378,59 @@ def test_a_question_of_another_machine_is_checked_as_a_file_is() -> None:
             parsed(text)
     assert parsed('{"classes": ["a"], "input_shape": [1]}').kinds == ("counts", "moments")
     assert CLASSES
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "says"),
+    [
+        ({"never_released": ["1"]}, {"target": "numbers", "classes": ["state"]}, "names classes"),
+        ({"least_rows": 1000}, {"target": "numbers", "classes": ["state"]}, "fewer than"),
+        ({"never_released": ["Ill"]}, {}, "names no class: 'Ill'"),
+    ],
+)
+def test_a_policy_on_classes_is_not_passed_by(
+    policy: dict[str, Any], changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    # seen: a question of numbers got the sums of rows of a class that is never released
+    table, columns = tables(9, 1)[0], {}
+    if "target" in changes:
+        columns = {"columns": {"dose": "number"}}
+        table["state"] = (table["state"] == "ill").astype(int)
+    about, said = asked(tmp_path, **changes, **columns), list[str]()
+    site = facts_site(site_file(tmp_path, table, **policy), about, said)
+    scales = SCALES_GIVEN[1:3] if columns else SCALES_GIVEN
+    assert header_of(site.handle(request(FACTS, told(scales)))).purpose == "refusal"
+    assert any(says in sentence for sentence in said)
+
+
+LEAST = 5
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_count_of_few_rows_is_the_difference_of_two_that_are_told(
+    seed: int, tmp_path: Path
+) -> None:
+    # seen: 52 rows, of which 48 have a number, tell that 4 lack it
+    rng, table = np.random.default_rng(seed), tables(seed, 1)[0]
+    for column in ("age", "dose", "town"):
+        lost = rng.permutation(len(table))[: int(rng.integers(0, 2 * LEAST))]
+        table.loc[lost, column] = None
+    kinds = {"age": "number", "dose": "number", "level": "number", "town": ["Bonn", "Lyon", "Ulm"]}
+    edges = {"age": {"edges": [20.0, 40.0, 60.0, 80.0]}}
+    about = asked(tmp_path, columns=kinds | edges)
+    site = facts_site(site_file(tmp_path, table, least_rows=LEAST), about)
+    reply = site.handle(request(FACTS, told(SCALES_GIVEN)))
+    if header_of(reply).purpose == "refusal":
+        return
+    sums = unseal(reply, len(reply))[1]["upload"]
+    rows, bins = float(sums.rows), float(sums.histograms.sum())
+    several = [
+        *sums.present.tolist(),
+        bins,
+        float(sums.categories.sum()),
+        float(sums.classes.sum()),
+    ]
+    for count in [*several, *sums.categories.tolist(), *sums.histograms.tolist()]:
+        assert count == 0 or count >= LEAST
+    for count in several:
+        assert count == 0 or rows - count == 0 or rows - count >= LEAST

@@ -99,8 +99,10 @@ def test_a_killed_site_releases_each_stage_at_most_once(point: str, tmp_path: Pa
     refusals = {unseal(b, ANY_SIZE)[0].reason for b in replies if b not in uploads}
     if point in {"before the charge", "after the state", "after sending"}:
         assert (len(uploads), refusals) == (1, set())  # one release, sent again as it was
-    elif point == "after the charge":  # charged, and not made: the release may still be made, once
-        assert (len(uploads), refusals) == (1, set())
+    elif point == "after the charge":  # an old copy of the state looks the same
+        assert not uploads
+        assert len(refusals) == 1
+        assert refusals.pop().startswith("round 2 was charged before this site lost its state")
     else:  # begun: whether it left is not known, so it is not made again
         assert not uploads
         assert len(refusals) == 1
@@ -110,6 +112,30 @@ def test_a_killed_site_releases_each_stage_at_most_once(point: str, tmp_path: Pa
     assert side.spending is not None
     assert spent["epsilon"] == pytest.approx(side.spending.epsilon(2))
     assert spent["round"] == 2
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_an_old_copy_of_a_runs_state_makes_no_charged_release_again(
+    kept: int, tmp_path: Path
+) -> None:
+    # seen: two replies to round 1 with different noise, and one charge
+    write_rows(tmp_path)
+    side, folder = side_of(recipe("fedlog", **PRIVATE)), tmp_path / "state/runs"
+    agent = SiteAgent(site_file(tmp_path))
+    agent.prepare(plan_of(side))
+    for number in range(1, 4):
+        if number == kept + 1:
+            shutil.copytree(folder, tmp_path / "copy")
+        assert unseal(agent.answer(request(side, number)), ANY_SIZE)[0].purpose == "reply"
+    agent.close()
+    shutil.rmtree(folder)
+    shutil.move(tmp_path / "copy", folder)
+    agent = SiteAgent(site_file(tmp_path))
+    agent.prepare(plan_of(side))
+    for number in range(kept + 1, 4):
+        header, _ = unseal(agent.answer(request(side, number)), ANY_SIZE)
+        assert header.purpose == "refusal"
+        assert f"round {number} was charged before this site lost its state" in header.reason
 
 
 @pytest.mark.slow

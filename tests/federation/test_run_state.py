@@ -121,6 +121,25 @@ def test_a_site_that_begins_anew_is_in_the_record(tmp_path: Path) -> None:
     assert engine.ask(ctx, [], []).events == ("another",)
 
 
+@pytest.mark.parametrize("sums", ["plain", "secure"])
+def test_a_site_that_is_added_later_does_not_stop_secure_sums(sums: str, tmp_path: Path) -> None:
+    # seen: each member refused the keys of "place 2", which are signed by another name
+    raw = recipe("fedlog", federation={"sums": sums}, **SAME)
+    side = server_context(resolve(parsed(raw)), [*NAMES[:2], "place 2"])
+    state = RunStateFile.open(tmp_path, side.client_names)
+    board = StatusBoard(tmp_path, state.state.run, "t", "localhost:8443")
+    board.sites = {n: SiteStatus.of(n, name) for n, name in enumerate(side.client_names)}
+    write_roster(tmp_path / ROSTER, Roster("t", {name: n for n, name in enumerate(NAMES)}))
+    desk = SiteDesk(side, state, board, RosterFile(tmp_path / ROSTER), b"", Event())
+    greeting = Greeting(process="p", versions=Versions.own()).model_dump()
+    desk.invitation(1, greeting)
+    if sums == "plain":
+        desk.invitation(2, greeting)
+        return
+    with pytest.raises(FederationError, match=f"{NAMES[2]} was added after it began: it takes"):
+        desk.invitation(2, greeting)
+
+
 @pytest.mark.parametrize("lost", [{2}, {0, 2}, {0, 1, 2}])
 def test_a_round_says_from_the_start_for_whom_it_waits(lost: set[int], tmp_path: Path) -> None:
     board, wire, shown = StatusBoard(tmp_path, "r", "t", "localhost:8443"), SiteWire(), list[str]()

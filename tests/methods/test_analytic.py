@@ -787,6 +787,24 @@ def test_what_cannot_be_added_up_is_refused(sections: dict[str, Any], says: str)
         run(table(), **sections)
 
 
+@pytest.mark.parametrize("head", ["whitened", "lda", "ridge"])
+def test_several_labels_of_private_records_are_refused(head: str) -> None:
+    # seen: a row is in the sums of each of its labels, and one class was accounted for
+    recipe = recipe_of("multilabel", model=LINEAR, train={"num_rounds": 1}, privacy=PRIVATE)
+    recipe["method"] = {"name": "analytic", "head": head}
+    with pytest.raises(InputError, match="the sensitivity of its sums is not known"):
+        fedgist.run(recipe, data=labels())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noisy_counts_of_whole_clients_give_a_head(seed: int) -> None:
+    # seen: noise made a count negative, and the budget was spent for no model
+    private = {"unit": "client", "epsilon": 0.5, "delta": 1e-3, "clip": 1.0}
+    result = run(table(), privacy=private, seed=seed)
+    assert not any("events" in line for line in result.rounds)
+    assert bool(eta_of(result).isfinite().all())
+
+
 def test_rounded_sums_of_collinear_features_are_borne() -> None:
     """Rounding makes eigenvalues of what is nearly 0, and cross-validation must not fit them."""
     rng = np.random.default_rng(21)

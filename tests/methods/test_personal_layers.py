@@ -15,13 +15,22 @@ import fedgist
 from fedgist.core.method import Context, Method, Part, Phase, Task, Training
 from fedgist.core.nets.net import split_head
 from fedgist.core.objectives.classes import Classes
-from fedgist.errors import MethodError, RecipeError
+from fedgist.errors import InputError, MethodError, RecipeError
 from fedgist.methods.fedper import FedPer
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.lg_fedavg import LGFedAvg
 from fedgist.recipe.reading import make
 from fedgist.testing import check_laws
-from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world, world_of
+from fedgist.testing.small_worlds import (
+    SIZES,
+    blobs,
+    federation,
+    rows,
+    trace,
+    with_method,
+    world,
+    world_of,
+)
 from plain_clients import EPOCHS, EVERYBODY, HIDDEN, Groups, Plain, held, layers_of, two_models
 
 
@@ -135,6 +144,15 @@ def test_nets_that_do_not_fit_are_refused_in_one_line(
     with pytest.raises(RecipeError, match=says) as caught:
         world(method, options=options, architectures=models)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [{"name": "mlp", "frozen": True}, {"name": "logistic"}])
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedbabu"])
+def test_a_model_of_which_nothing_is_shared_is_refused(method: str, model: dict[str, Any]) -> None:
+    # seen: such a run ended in a KeyError when it was resumed, or its models used
+    raw = {"method": {"name": method}, "model": model, "engine": {"workers": 1, "cohort_size": 2}}
+    with pytest.raises(InputError, match=r"has no weights that the method shares|nothing to share"):
+        fedgist.run(raw, data=blobs(), clients=rows())
 
 
 def test_a_layer_with_a_bias_and_one_without_are_not_averaged() -> None:

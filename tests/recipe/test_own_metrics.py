@@ -112,6 +112,16 @@ def test_undefined_for_some_clients() -> None:
     assert "eval/client/accuracy_mean" in last
 
 
+def test_an_infinite_result_of_one_client_is_undefined_and_counted() -> None:
+    # seen: the mean was infinite and its spread NaN, without a note
+    def cost(probabilities: Tensor, labels: Tensor) -> float:
+        return math.inf if len(labels) < 12 else 1.0
+
+    last = run([cost, "accuracy"]).rounds[-1]
+    known = [last[key] for key in last if key.startswith("eval/client/cost")]
+    assert all(math.isfinite(value) for value in known)
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [

@@ -18,6 +18,7 @@ from fedgist.report import page
 from fedgist.report.pictures import study_pictures as pictures
 from fedgist.report.tables import comparison
 from fedgist.report.tables.client_tables import by_client, by_model
+from fedgist.report.tables.client_tables import gains as client_gains
 from fedgist.runs.finished.run_reader import find
 from fedgist.testing.small_worlds import blobs, rows
 from written import write_run
@@ -103,6 +104,35 @@ def test_by_client(folder: Path) -> None:
         aurocs = [line["auroc"] for line in lines if line["auroc"] is not None]
         place = metrics.columns.index("auroc")
         assert row[place] == (f"{100 * statistics.fmean(aurocs):.2f} %" if aurocs else "-")
+
+
+@pytest.mark.parametrize("order", [("0.1", "5.0"), ("5.0", "0.1")])
+def test_a_gain_is_over_local_training_of_the_same_rows(
+    order: tuple[str, str], tmp_path: Path
+) -> None:
+    # seen: all gains were over the first local row, whose clients had rows of their own
+    scores = {("fedlog", "0.1"): 0.9, ("local", "0.1"): 0.5}
+    scores |= {("fedlog", "5.0"): 0.6, ("local", "5.0"): 0.3}
+    for alpha in order:
+        for method in ("fedlog", "local"):
+            raw = {"partition": {"name": "dirichlet", "alpha": float(alpha)}}
+            score, place = scores[method, alpha], tmp_path / f"{method}-{alpha}"
+            write_run(place, [score], method=method, clients=[score, 0.5], raw=raw)
+    sheet = by_client(find([tmp_path]))[0]
+    gains = dict(zip(sheet.columns, sheet.rows[0], strict=True))
+    found = {name: cell for name, cell in gains.items() if " - " in name}
+    assert sorted(found.values()) == ["+30.00 points", "+40.00 points"]
+    assert all(name.split(" - ")[0][-3:] == name[-3:] for name in found), [*found]
+    table = {label: gain for label, score, gain in client_gains(find([tmp_path])) if gain}
+    assert sorted(table.values()) == pytest.approx([0.3, 0.4])
+
+
+def test_without_local_training_of_the_same_rows_there_is_no_gain(tmp_path: Path) -> None:
+    raw = {"partition": {"name": "dirichlet", "alpha": 0.1}}
+    write_run(tmp_path / "a", [0.9], clients=[0.9], raw=raw)
+    write_run(tmp_path / "b", [0.5], method="local", clients=[0.5])
+    assert not any(" - " in name for name in by_client(find([tmp_path]))[0].columns)
+    assert client_gains(find([tmp_path])) == []
 
 
 def wilson_by_definition(share: float, count: int) -> tuple[float, float]:

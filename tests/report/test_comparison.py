@@ -21,6 +21,7 @@ from fedgist.report.tables.comparison import Study
 from fedgist.report.tables.run_tables import overview
 from fedgist.report.tables.study_tables import one_sheet, sheets
 from fedgist.report.terminal.table_formats import as_data, render
+from fedgist.runs.files.columns import measured
 from fedgist.runs.finished.run_reader import find
 
 from written import sealed_run, write_run  # isort: skip
@@ -70,6 +71,19 @@ def test_the_last_ten_are_the_mean_of_ten(tmp_path: Path) -> None:
     last10 = study_of(tmp_path).rows[0].last10
     assert last10 is not None
     assert last10.mean == pytest.approx(0.51)
+
+
+def test_the_last_ten_are_those_of_all_runs_or_not_shown(tmp_path: Path) -> None:
+    # seen: of three runs that stopped early one had ten rounds, and stood beside means of three
+    write_run(tmp_path / "a", [0.5] * 12)
+    write_run(tmp_path / "b", [0.5] * 5, seed=1, planned=12)
+    assert study_of(tmp_path).rows[0].last10 is None
+
+
+def test_a_smaller_spread_over_clients_is_better() -> None:
+    measure = measured("eval/client/accuracy_std")
+    assert (measure.better, measure.unit) == ("lower", "fraction")
+    assert measured("eval/client/accuracy_mean").better == "higher"
 
 
 def test_communication_to_a_target_is_counted_seed_by_seed(folder: Path) -> None:

@@ -376,6 +376,7 @@ def test_clients_are_drawn_one_by_one() -> None:
         (STEPS, {"train": {"class_weights": "balanced"}}, "depend on all rows"),
         (STEPS, {"train": {"clip_norm": 1.0}}, "privacy.gradient_clip"),
         (STEPS, {"model": {"name": "resnet18"}, "data": {"name": "given"}}, "batch norm"),
+        ({}, {"clients": {"num_clients": len(SIZES), "max_norm": 9.0}}, "because of one"),
         (
             {"min_replies": 2},
             {"train": POISSON},
@@ -607,6 +608,39 @@ def test_more_rows_than_a_client_can_have_are_refused_and_the_others_count(engin
     assert refused["client"] == SIZES.index(max(SIZES))
     assert f"the count {max(SIZES)}; a count is at least 0 and at most {most}" in refused["reason"]
     assert line["clients/replied"] == len(SIZES) - 1
+
+
+@pytest.mark.parametrize("engine", [local_engine, loopback])
+@pytest.mark.parametrize("name", ["fedlog", "fedproto", "fedlog_c"])
+def test_no_row_decides_whether_a_client_is_in_a_total_that_gets_noise(
+    name: str, engine: Any
+) -> None:
+    # seen: the 21st row of clients.max_rows = 20 took 20 others out: 20.5 of an accounted 1.4
+    few = {"num_clients": len(SIZES), "max_rows": min(SIZES)}
+    small = world(name, clients=few, privacy=RECORD)
+    line = federation(small, PAIRS, engine).advance()[0]
+    assert "refused" not in line
+    assert line["clients/replied"] == len(SIZES)
+
+
+def test_one_row_more_lets_no_client_in() -> None:
+    # seen: a client with fewer rows than a step needs sent nothing, and with one more all its rows
+    sent = []
+    for count in (1, 2):
+        few = [*rows()[:-1], rows()[-1][:count]]
+        flat = blobs()
+        grey = replace(flat, x=flat.x.new_zeros(len(flat.y), 1, 32, 32), mean=(0.0,), std=(1.0,))
+        test = flat.x.new_zeros(len(flat.y_test), 1, 32, 32)
+        raw = {
+            "method": {"name": "fedlog"},
+            "model": {"name": "resnet18", "width": 1},
+            "train": {"num_rounds": 1},
+            "engine": {"workers": 1, "cohort_size": 2},
+            "privacy": RECORD,
+        }
+        result = fedgist.run(raw, data=replace(grey, x_test=test), clients=few)
+        sent.append((result.rounds[-1]["clients/replied"], result.rounds[-1]["comm/up_bytes"]))
+    assert sent[0] == sent[1]
 
 
 def envelope(fed: Any, number: int, shift: float = 0.0, **asked: Any) -> bytes:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from commands import Command, fedgist, wait_for_ends, wait_until
@@ -261,6 +263,17 @@ def test_the_first_trial_is_what_the_recipe_says_moved_into_the_ranges(
     told = first.recipe.settings()
     assert (told["train"]["lr"], told["train"]["local_epochs"], told["method"]["nu"]) == (0.1, 1, 1)
     assert second.recipe.settings() != told
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.sampled_from([0.1, 0.05, 0.01, 0.3]))
+def test_a_value_of_a_range_is_not_moved(first: int, steps: int, step: float) -> None:
+    # seen: 0.3 is not in the range from 0.1 to 0.3 by 0.1, and 0.7 became 0.7000000000000001
+    for place in range(steps + 1):
+        value = round((first + place) * step, 6)
+        low, high = round(first * step, 6), round((first + steps) * step, 6)
+        space: dict[str, Range] = {"a": {"low": low, "high": high, "step": step}}
+        assert own_values({"a": value}, space) == {"a": value}
+        assert notes_on_moved({"a": value}, space) == []
 
 
 def test_what_a_recipe_says_is_moved_to_the_nearest_that_a_space_allows() -> None:

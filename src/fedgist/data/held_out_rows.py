@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedgist.core.random import key, permutation
 from fedgist.data.division import Division
+from fedgist.errors import DataError
 
 Values = NDArray[Any]
 
@@ -32,9 +33,16 @@ def held_out(
         The client of each row (rows,), if known.
     groups
         The group of each row (rows,), such as a patient: all its rows are test rows, or none.
+
+    Raises
+    ------
+    DataError
+        If a group has rows of several clients, whose rows are divided by themselves.
     """
     if labels.ndim > 1:
         labels = np.zeros(len(labels))
+    if clients is not None and groups is not None and division.within == "client":
+        _check_groups(groups, clients)
     mask = np.zeros(len(labels), dtype=bool)
     together = [np.arange(len(labels))]
     parts = together if clients is None or division.within == "pooled" else _places(clients)
@@ -42,6 +50,16 @@ def held_out(
         own = None if groups is None else groups[rows]
         mask[rows] = _of_rows(division, labels[rows], own)
     return mask
+
+
+def _check_groups(groups: Values, clients: Values) -> None:
+    for rows in _places(groups):
+        if len(owners := np.unique(clients[rows])) > 1:
+            raise DataError(
+                f"data.group: {groups[rows[0]]!s:.80} has rows of the clients {owners[0]!s:.80} "
+                f"and {owners[1]!s:.80}, whose test rows are chosen client by client: data.divide "
+                "= 'pooled' chooses among all rows; if it means two groups, name them apart"
+            )
 
 
 def _of_rows(division: Division, labels: Values, groups: Values | None) -> Values:

@@ -185,6 +185,8 @@ class Analytic(Method):
             self._check_private(task.privacy)
         if target == "numbers":
             self._check_numbers(task)
+        elif target == "labels" and of_records(task.privacy):
+            check_target(task, "analytic")  # a row is in the sums of each of its labels
         elif target == "labels" and self.head not in LINEAR:
             raise MethodError(
                 f"method.head = {self.head!r}: several labels of a row have 'whitened', 'lda' or "

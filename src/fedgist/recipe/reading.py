@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ __all__ = ["Recipe", "defaults", "flat", "make", "read", "read_recorded", "role_
 
 CODE_FOLDER = "engine.code_folder"
 OPEN = frozenset({"model", "method"})  # sections whose keys depend on what they name
+MOST_PARTS = 32  # of a dotted key in a recipe of others: tomllib's time and memory are their square
+QUOTED = re.compile(r""" "(?:[^"\\]|\\.)*+"? | '[^']*+'? """, re.VERBOSE)  # also to a line's end
 # sections that a method may have of its own, in its table
 OF_A_METHOD = MappingProxyType({"train": Training, "objective": ObjectiveSection})
 
@@ -115,6 +118,10 @@ def recorded(text: str) -> Recipe:
     RecipeError
         If the recipe is not valid.
     """
+    bare = (QUOTED.sub("", line).partition("#")[0] for line in text.split("\n"))
+    keys = (line.partition("=")[0] for line in bare)
+    if any(key.count(".") >= MOST_PARTS for key in keys):
+        raise RecipeError(f"the recipe has a key of more than {MOST_PARTS} parts")
     try:
         return _recorded(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:

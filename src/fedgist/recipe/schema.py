@@ -101,7 +101,9 @@ class ClientsSection(_Section):
     graph: GraphSection = GraphSection()
     """Whose messages each client receives: the server's relay, or a graph of peers."""
     max_norm: Positive | None = None
-    """Maximum norm (L2) of a message to the server, noise included. Larger messages are rejected.
+    """Maximum norm (L2) of a message to the server, with the client's noise.
+
+    Larger messages are rejected.
     """
     max_rows: PositiveInt | None = None
     """Maximum number of rows a client may report. Messages that report more are rejected.

@@ -6,7 +6,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fedgist.errors import InputError, RecipeError, first_line, one_of
 from fedgist.recipe.reading import role_of
@@ -21,6 +21,7 @@ FIXED = (
     "evaluate.",
     "train.num_rounds",
 )  # keys that are not hyper-parameters, besides those with a role
+EXACT = 1e-9  # relative: two numbers that are as near differ by rounding
 RANGE_KEYS = ("low", "high", "log", "step", "choices")
 
 Range = dict[str, Any]
@@ -92,7 +93,7 @@ def _problem_of_bounds(values: Range) -> str | None:
     return f"step = {step!r}: expected a whole number" if whole and step != int(step) else None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -149,5 +150,7 @@ def _nearest(value: object, values: Range) -> object:
     near = min(max(value, low), high)
     if whole or step:
         step = step or 1
-        near = low + step * min(round((near - low) / step), (high - low) // step)
-    return near
+        # so many steps, but for rounding: 0.3 - 0.1 is a little less than two steps of 0.1
+        most = math.floor((high - low) / step * (1 + EXACT))
+        near = low + step * min(round((near - low) / step), most)
+    return value if math.isclose(near, value, rel_tol=EXACT) else near

@@ -520,13 +520,15 @@ class RemoteEngine:
             raise MessageError(
                 f"its steps are {header.steps}; the stage has {pending.phases or 0} limited phases"
             )
+        loss = messages.get("loss")
+        if loss is not None and not _is_loss(loss):
+            raise MessageError("its training loss is not one number of 32 bits")
         self.inbox.answered.add(key)
         if reduction(type(upload)) == "sum":
             self.inbox.add(Subtotal(architecture, (client,), number, stage, upload))
         else:
             self.inbox.add(Reply(pending.order, number, stage, upload))
-        loss = messages.get("loss")
-        if isinstance(loss, TrainingLoss) and loss.loss.shape == ():
+        if isinstance(loss, TrainingLoss):
             self.inbox.losses[key] = float(loss.loss)
         if header.steps:
             self.inbox.steps[key] = header.steps
@@ -570,6 +572,13 @@ class RemoteEngine:
             self.forms[key] = upload_form(self.method, ctx, order.architecture, down)
             self.largest = max(self.largest, self.forms[key].payload_bytes)
         return self.forms[key]
+
+
+def _is_loss(message: Tree) -> bool:
+    """Return whether a message is a loss; NaN is one, of training that diverged."""
+    if not isinstance(message, TrainingLoss):
+        return False
+    return message.loss.shape == () and message.loss.dtype == torch.float32
 
 
 def _key(ctx: Context, order: Order) -> OrderKey:

@@ -39,6 +39,7 @@ from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import MessageError, MethodError
 from fedgist.wire.envelope import Header, refusal, seal, unseal
 
+Work = tuple[object, ...]  # of what kind, on which rows, and in which round, stage and model
 StageKey = tuple[int, int, str]  # round, index of the stage in the round, architecture
 SLACK = 1 << 20  # bytes of an envelope in addition to the expected payload
 CANNOT = "this site could not answer"
@@ -113,10 +114,12 @@ class Site:
         rounds_kept: int = 2,
         keep: Keep | None = None,
         consent: Consent | None = None,
+        worked: Counter[Work] | None = None,
     ) -> None:
         """Host a population of one client; stages of ``rounds_kept`` rounds can be repeated.
 
         ``keep`` stores the site's state durably: it returns when the state would survive a restart.
+        ``worked`` counts how often each work was done, and may begin with what was done before.
         """
         self.consent = consent or FullConsent()
         (self.client,) = population.clients
@@ -136,7 +139,7 @@ class Site:
         self.done: dict[StageKey, Answered] = {}
         self.forgotten: StageKey = (-1, 0, "")  # the last stage that cannot be repeated
         self.released: dict[StageKey, str] = {}  # digests of the downloads behind releases
-        self.worked: Counter[tuple[object, ...]] = Counter()  # how often each work was done
+        self.worked = Counter[Work]() if worked is None else worked
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.asks: dict[tuple[bool, str], bool] = {}  # whether a stage involves clients
         self.finished: dict[str, tuple[int, Tree]] = {}  # round and last download by architecture
@@ -293,7 +296,7 @@ class Site:
         return reply
 
     def _count_work(self, request: Header) -> None:
-        """Count a training or a scoring, which the site's consent may refuse to do again."""
+        """Count a work, which the site's consent may refuse to do again."""
         about = request.round, request.stage, request.architecture
         work = (request.purpose, request.split, *about)
         self.consent.before_work(request, self.worked[work] + 1)
@@ -354,6 +357,7 @@ class Site:
 
     def _finish(self, request: Header, down: Tree) -> bytes:
         """Keep the last download, with which the site's model is complete."""
+        self._count_work(request)
         self.finished[request.architecture] = (request.round, down)
         return seal(request.model_copy(update={"purpose": "reply"}), {})
 

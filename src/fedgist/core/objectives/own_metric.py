@@ -29,7 +29,8 @@ class OwnMetric:
     and the true ones, (rows, numbers) each; of labels, probabilities and truth, (rows, labels).
 
     The function returns one number. It gets the rows of one client, as tensors on the CPU. It may
-    return NaN, or raise ValueError, if the metric is not defined for these rows.
+    return NaN, or raise ValueError, if the metric is not defined for these rows; an infinite number
+    counts as NaN.
     """
 
     function: Function
@@ -72,11 +73,12 @@ class OwnMetric:
             why = f"{type(error).__name__}: {first_line(error)}"
             raise RecipeError(f"metric {name} failed on {len(y)} rows: {why}") from error
         try:
-            return float(value) if isinstance(value, SupportsFloat) else float("one number")
+            number = float(value) if isinstance(value, SupportsFloat) else float("one number")
         except (TypeError, ValueError, RuntimeError) as error:
             raise RecipeError(
                 f"metric {name} returned a {type(value).__name__}; it must return one number"
             ) from error
+        return number if math.isfinite(number) else math.nan  # an infinite one would be all means
 
 
 def metric(

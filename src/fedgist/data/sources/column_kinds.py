@@ -69,7 +69,7 @@ def kind_of(table: TableFrame, name: str, stated: str | None = None) -> Numbers 
         return Numbers()  # without a look at each cell
     if not table.untyped:
         _refuse_nested(table, name)
-    if stated == "number" or (not stated and not table.untyped and _are_decimals(column)):
+    if stated == "number" or (not stated and not table.untyped and _are_decimals(column.dropna())):
         return Numbers()
     cells = texts(table, name)
     if stated == "categories":
@@ -92,15 +92,14 @@ def is_number(table: TableFrame, name: str) -> bool:
     if column.dtype.kind in _NUMERIC:
         return True
     if not table.untyped:
-        return _are_decimals(column)
+        return _are_decimals(column.dropna())
     numbers, gaps = numbers_and_gaps(table, name)
     return not gaps.all() and not np.isnan(numbers[~gaps]).any()
 
 
-def _are_decimals(column: Sequence[object]) -> bool:
-    """Return whether a column of any type holds decimal numbers and nothing else."""
-    given = [cell for cell in column if isinstance(cell, Decimal) or cell == cell]  # noqa: PLR0124
-    return bool(given) and all(isinstance(cell, Decimal) for cell in given)
+def _are_decimals(given: Sequence[object]) -> bool:
+    """Return whether cells of any type that are not missing are decimal numbers, all of them."""
+    return len(given) > 0 and all(isinstance(cell, Decimal) for cell in given)
 
 
 def _refuse_nested(table: TableFrame, name: str) -> None:
@@ -136,8 +135,7 @@ def _odd_cell(
 ) -> DataError:
     """Return the error about the first cell that is no number in a column of numbers."""
     odd = np.flatnonzero(given & ~numeric)
-    cell, row = str(cells[odd[0]]), table.frame.index[odd[0]] + 1
-    place = f"row {row} below the header" if table.is_file else f"row {row - 1} (counted from 0)"
+    cell, place = str(cells[odd[0]]), table.place(odd[0])
     ways = "replace such cells, name the column in data.ignore"
     signs = str(list(dict.fromkeys(text.strip() for text in cells[odd])))
     if len(signs) <= _LONGEST:

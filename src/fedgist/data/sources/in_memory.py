@@ -102,7 +102,8 @@ def _with_test_rows(
 ) -> tuple[tuple[object, ...], Values]:
     """Return ``(x, y, x_test, y_test)``, and Booleans (rows,) that are true for test rows."""
     labels = label_values(y, "data: y") if target == "class" else np.zeros(len(y))
-    held = held_out(division, labels, clients_of(len(labels)))
+    texts = labels.astype(str)  # in this order a file's labels are dealt into folds
+    held = held_out(division, texts, clients_of(len(labels)))
     if len(x) != len(held):
         raise DataError(f"data: x has {len(x)} rows, but y has {len(held)}")
     train, test = np.flatnonzero(~held), np.flatnonzero(held)

@@ -61,6 +61,11 @@ class TableFrame:
         """Return the rows where ``mask`` (rows,) is true, with their row numbers in the file."""
         return replace(self, frame=self.frame[mask])
 
+    def place(self, position: int) -> str:
+        """Return the place of one of the rows in the file, or in the data frame, in words."""
+        row = int(self.frame.index[position])
+        return f"row {row + 1} below the header" if self.is_file else f"row {row} (counted from 0)"
+
 
 def ending_of(file: Path) -> str:
     """Return the ending of a file's name in lower case; that of a packed file is the one inside."""
@@ -290,8 +295,8 @@ def check_filled(table: TableFrame, name: str, role: str, absent: Values, cure: 
     row, cell = int(np.argmax(absent)), str(table.frame[name].iloc[int(np.argmax(absent))])
     held = f" ({cell!r})" if table.untyped and cell.strip() else ""
     raise DataError(
-        f"{table.name}: the {role} column {name!r} is empty{held} in row "
-        f"{table.frame.index[row] + 1} below the header{cure and '; '}{cure}"
+        f"{table.name}: the {role} column {name!r} is empty{held} in {table.place(row)}"
+        f"{cure and '; '}{cure}"
     )
 
 

@@ -345,7 +345,7 @@ def _problems(
     counts = [f"{name} ({count})" for name, count in lacking.items() if count]
     if gaps == "refuse" and counts:
         head = _LACKING if len(counts) > 1 else _LACKING.removesuffix("s")
-        yield f"{head} {listed(counts)}; {_FILLED}"
+        yield f"{head} {listed(counts)}; {_filled(rows)}"
 
 
 def _inputs_of(
@@ -456,16 +456,23 @@ def _encode(rows: TableFrame, column: Column, missing: _Gaps, out: Tensor) -> No
     if column.closed and missing != "any" and bool((new := code == unknown).any()):
         row = int(new.byte().argmax())
         raise DataError(
-            f"{rows.name}: the column {column.name!r} holds {cells[row]!r:.80} in row "
-            f"{rows.frame.index[row] + 1} below the header, which is not among its categories: "
-            + listed(column.categories)
+            f"{rows.name}: the column {column.name!r} holds {cells[row]!r:.80} in "
+            f"{rows.place(row)}, which is not among its categories: " + listed(column.categories)
         )
     held = (code != unknown).nonzero()[:, 0]
     out.zero_()[held, code[held]] = 1.0
 
 
-def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
-    """Return a numeric column (rows,); missing numbers are NaN if allowed, else an error."""
+def _filled(rows: TableFrame) -> str:
+    """Return what helps against missing numbers."""
+    return _FILLED if rows.is_file else "fill them in, or leave such rows out of the data frame"
+
+
+def _finite(rows: TableFrame, name: str, missing: _Gaps, *, cured: bool = True) -> Tensor:
+    """Return a numeric column (rows,); missing numbers are NaN if allowed, else an error.
+
+    The error says what helps, if anything ``cured`` missing numbers.
+    """
     numbers, gaps = numbers_and_gaps(rows, name)
     usable = np.isfinite(numbers)
     if usable.all() or missing == "any":
@@ -475,11 +482,10 @@ def _finite(rows: TableFrame, name: str, missing: _Gaps) -> Tensor:
         usable |= absent
     if not usable.all():
         position = int(np.argmin(usable))
-        row, cell = rows.frame.index[position] + 1, str(rows.frame[name].iloc[position])
-        msg = f"{rows.name}: the column {name!r} holds no number in row {row} below the header: "
-        msg += f"{cell!r:.80}"
-        if absent[position]:
-            msg += f"; {_FILLED}"
+        cell, place = str(rows.frame[name].iloc[position]), rows.place(position)
+        msg = f"{rows.name}: the column {name!r} holds no number in {place}: {cell!r:.80}"
+        if absent[position] and cured:
+            msg += f"; {_filled(rows)}"
         raise DataError(msg)
     return torch.from_numpy(numbers)
 

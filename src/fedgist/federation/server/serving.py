@@ -12,7 +12,7 @@ from pathlib import Path
 from fedgist.core import random
 from fedgist.engines.method_check import check_loss_settings, check_method
 from fedgist.engines.worker_pool import default_workers
-from fedgist.errors import FederationError, RecipeError, Stopped
+from fedgist.errors import CheckpointError, FederationError, RecipeError, Stopped
 from fedgist.federation.agreement.recipe_check import as_federated, check_stated
 from fedgist.federation.agreement.server_setup import server_context
 from fedgist.federation.keys.certificates import Identity, expiry_note
@@ -86,6 +86,12 @@ class SiteDesk:
         site.version = versions.fedgist
         names = {place: name for name, place in self.roster.now().numbers.items()}
         site.name = names.get(number, site.name)  # a site that was added during the run
+        secure = self.side.setup.federation.sums == "secure"
+        if secure and site.name != self.side.client_names[number]:
+            raise FederationError(
+                f"the sites of this run know each other by name, and {site.name} was added after "
+                "it began: it takes part in the next one (federation.sums = 'secure')"
+            )
         check_versions(Versions.own(), versions)
         invitation = Invitation(
             run=self.state.state.run,
@@ -155,8 +161,7 @@ def serve(
     roster = RosterFile(kit.folder / ROSTER)
     with locked(folder):
         saved = checkpoints.load(folder)
-        if saved is None and (folder / RECIPE).exists() and not _is_of_federation(folder):
-            raise RecipeError(f"{folder} holds a run that is not a federation's: choose another")
+        _check_folder(folder, begun=saved is not None or (folder / RECIPE).exists())
         check_own_files(folder)
         state = RunStateFile.open(folder, _in_order(roster.now()))
         side = checked_context(recipe, state.state.names, observer)
@@ -297,5 +302,10 @@ def _in_order(roster: Roster) -> list[str]:
     return sorted(roster.numbers, key=lambda name: roster.numbers[name])
 
 
-def _is_of_federation(folder: Path) -> bool:
-    return (folder / SITES_STATE).exists()
+def _check_folder(folder: Path, *, begun: bool) -> None:
+    """Raise an error if a run was begun in a folder, and which sites it has is not known."""
+    if not begun or (folder / SITES_STATE).exists():
+        return
+    if (folder / PARTICIPANTS).exists():  # a new identity would charge the sites' budgets again
+        raise CheckpointError(f"{folder / SITES_STATE} is missing: put it back from a copy")
+    raise RecipeError(f"{folder} holds a run that is not a federation's: choose another")

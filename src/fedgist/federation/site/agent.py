@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -34,14 +35,14 @@ from fedgist.federation.site.policy import (
     digest_of_settings,
 )
 from fedgist.federation.site.setup import SitePart, setup_at_site, site_part, try_training
-from fedgist.federation.site.store import SiteStore, locked
+from fedgist.federation.site.store import NO_STAGE, SiteStore, locked
 from fedgist.federation.site.total_keys import FactsBook, KitCredentials, TotalsBook
 from fedgist.recipe.reading import Recipe, recorded
 from fedgist.runs.files import atomic_files as files
 from fedgist.runs.files.digests import of_arrays, of_text
 from fedgist.wire.envelope import header_of
 from fedgist.wire.secure.site import LIMIT, SecureSite
-from fedgist.wire.site import Site, SiteState, StageKey
+from fedgist.wire.site import Site, SiteState, StageKey, Work
 from fedgist.world.facts.question import parsed
 from fedgist.world.secure_sums import check_secure_sums
 
@@ -86,6 +87,8 @@ class SiteAgent:
         self.prepared: Prepared | None = None
         self.asked: Asked | None = None  # a question of facts that is under way
         self.lock: BaseFileLock | None = None
+        # how often each run had each work done
+        self.worked = defaultdict[str, Counter[Work]](Counter)
 
     def prepare(self, content: Note) -> Note:
         """Prepare for a run; return what the server must know of this site.
@@ -259,7 +262,8 @@ class SiteAgent:
     def _stored(self, invitation: Invitation, recipe: Recipe) -> tuple[SiteStore, SiteState | None]:
         """Return the folder of a run's state, and the state, if this site has one of the run.
 
-        If the state is lost, the ledger still says which rounds of which recipe were charged.
+        If the state is lost, or an old copy, the ledger still says which rounds of which recipe
+        were charged.
         """
         settings = digest_of_settings(recipe)
         store = SiteStore(
@@ -269,7 +273,9 @@ class SiteAgent:
         charged = Ledger(self.folder).charged(self.file.table.name, invitation.run)
         if charged is not None:
             check_same_recipe(invitation.run, charged, settings)
-            store.lost = charged.round if state is None else store.lost
+            newest = max(state.released, default=NO_STAGE) if state else NO_STAGE
+            if charged.round > newest[0]:  # what was charged later may be out, and is forgotten
+                store.lost = charged.round
         return store, state
 
     def _recipe(self, invitation: Invitation) -> Recipe:
@@ -323,6 +329,7 @@ class SiteAgent:
             rounds_kept=ROUNDS_KEPT,
             keep=store.keep,
             consent=policy,
+            worked=self.worked[invitation.run],
         )
 
     def _handler(

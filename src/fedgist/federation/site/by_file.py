@@ -76,7 +76,7 @@ def read_model(
         number = number_of(kit)
         for envelope in envelopes_in(signed.content):
             if header_of(envelope).client == number:
-                agent.answer(envelope)
+                _accepted(agent.answer(envelope))
                 return
     raise SiteError(f"{path} has no model of site {kit.name}")
 
@@ -137,7 +137,11 @@ def _answer(agent: SiteAgent, plan: FilePlan) -> bytes:
         client=order.client,
         architecture=order.architecture,
     )
-    reply = agent.answer(seal(request, {"download": _download(side, order, ctx)}))
+    return _accepted(agent.answer(seal(request, {"download": _download(side, order, ctx)})))
+
+
+def _accepted(reply: bytes) -> bytes:
+    """Return a reply that is no refusal; raise SiteError if it is one."""
     header = header_of(reply)
     if header.purpose == "refusal":
         raise SiteError(f"the site refuses: {header.words}")

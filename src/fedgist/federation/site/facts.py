@@ -29,7 +29,7 @@ from fedgist.federation.network.invitation import Hello, Invitation
 from fedgist.federation.site import audit_log
 from fedgist.federation.site.file import LEAST_ROWS_TELL, SiteFile
 from fedgist.federation.site.ledger import BudgetError, Ledger, Limits, Spent
-from fedgist.federation.site.setup import classes_held_back, rows_stay_home
+from fedgist.federation.site.setup import check_classes, classes_held_back, rows_stay_home
 from fedgist.recipe.data_section import Data
 from fedgist.runs.files import atomic_files as files
 from fedgist.wire.envelope import Header, Packed, refusal, seal, unseal
@@ -201,6 +201,7 @@ def read_rows(question: Question, filling: Filling | None, site: SiteFile, secre
 
 def _allowed(data: Dataset, site: SiteFile) -> SiteRows:
     """Return the rows without those of classes that the site's policy holds back."""
+    check_classes(data, site)
     every = torch.arange(len(data.y))
     if data.target == "numbers":
         return SiteRows(data, every, ())
@@ -351,7 +352,7 @@ class FactsSite:
         least = self.file.policy.least_rows
         pieces = rows_of(plan, rows.data, rows.used)
         if stage != FACTS:
-            return without_few_scales(scale_sums(plan, pieces), least)
+            return without_few_scales(scale_sums(plan, pieces), len(rows.used), least)
         exact = facts_sums(plan, pieces)
         self._check_sizes(plan, exact)
         sums, sentences = without_few(plan, exact, least)
@@ -452,10 +453,16 @@ def _filling(told: Told) -> Filling:
         raise MessageError("a filling that cannot be read") from error
 
 
-def without_few_scales(sums: ScaleSums, least: int) -> ScaleSums:
-    """Return sums without those of numbers that fewer than ``least`` rows have."""
-    few = sums.present < least
+def without_few_scales(sums: ScaleSums, rows: int, least: int) -> ScaleSums:
+    """Return sums of so many rows without those of numbers that few rows have or lack."""
+    few = _few(sums.present, rows, least)
     return map_leaves(lambda array: array.masked_fill(few, 0.0), sums)
+
+
+def _few(present: Tensor, rows: float, least: int) -> Tensor:
+    """Return which numbers fewer than ``least`` of the rows have, or lack: Booleans (numbers,)."""
+    missing = rows - present
+    return ((present > 0) & (present < least)) | ((missing > 0) & (missing < least))
 
 
 def without_few(plan: Plan, sums: FactsSums, least: int) -> tuple[FactsSums, list[str]]:
@@ -465,16 +472,22 @@ def without_few(plan: Plan, sums: FactsSums, least: int) -> tuple[FactsSums, lis
     """
     if least == 1:
         return sums, []
-    few = (sums.present > 0) & (sums.present < least)
+    few = _few(sums.present, float(sums.rows), least)
     left_out = [n.name for n, is_few in zip(plan.numbers, few.tolist(), strict=True) if is_few]
     changes = {
         name: getattr(sums, name).masked_fill(few, 0.0) for name in ("present", "total", "squares")
     }
-    bins, categories, at = sums.histograms.clone(), sums.categories.clone(), 0
+    counts = sums.histograms, sums.categories, sums.classes
+    bins, categories, classes = (array.clone() for array in counts)
+    if plan.counted and plan.question.target == "class":
+        left_out += ["classes"] * _hide(classes, float(sums.rows), least)
+    at = 0
     for place, number in enumerate(plan.numbers):
         width = len(number.edges) + 1 if number.edges else 0
         here = slice(at, at + width)
         at += width
+        if few[place]:
+            bins[here] = 0.0
         hidden = _hide(bins[here], float(changes["present"][place]), least)
         left_out += [f"bins of {number.name}"] * hidden
     at = 0
@@ -482,7 +495,7 @@ def without_few(plan: Plan, sums: FactsSums, least: int) -> tuple[FactsSums, lis
         here = slice(at, at + len(kinds))
         at += len(kinds)
         left_out += [f"categories of {name}"] * _hide(categories[here], float(sums.rows), least)
-    changes |= {"histograms": bins, "categories": categories}
+    changes |= {"histograms": bins, "categories": categories, "classes": classes}
     apart = [float(p) - float(sums.complete) for p in [*changes["present"], sums.rows]]
     if float(sums.complete) < least or any(0 < rows < least for rows in apart):
         left_out += ["correlations"] * bool(sums.complete > 0)
@@ -494,12 +507,11 @@ def without_few(plan: Plan, sums: FactsSums, least: int) -> tuple[FactsSums, lis
 def _hide(counts: Tensor, whole: float, least: int) -> bool:
     """Set counts (kinds,) of fewer than ``least`` rows to 0; return whether any was told before.
 
-    If those left out of ``whole`` are fewer than ``least`` rows together, the smallest count that
-    is left goes as well, until they are as many.
+    If those that are missing from ``whole`` are then fewer than ``least`` rows together, the
+    smallest count that is left goes as well, until they are as many.
     """
-    small = (counts > 0) & (counts < least)
-    counts.masked_fill_(small, 0.0)
-    hid = bool(small.any())
-    while hid and 0 < whole - float(counts.sum()) < least and bool((counts > 0).any()):
+    before = counts.clone()
+    counts.masked_fill_(counts < least, 0.0)
+    while 0 < whole - float(counts.sum()) < least and bool((counts > 0).any()):
         counts[counts.masked_fill(counts == 0, math.inf).argmin()] = 0.0
-    return hid
+    return not torch.equal(counts, before)

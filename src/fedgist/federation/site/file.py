@@ -71,7 +71,7 @@ class PolicySection(BaseModel):
     never_released: tuple[str, ...] = ()
     """Names of classes of which nothing may leave. Their rows are not used at all."""
     most_requests: PositiveInt = 10
-    """How often a run may have one stage trained, or one set of rows scored.
+    """How often a run may have one stage trained, one set of rows scored, or its model completed.
 
     An answer that is given again from memory does not count. A server asks again if it returns to a
     checkpoint.

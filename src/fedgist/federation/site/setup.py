@@ -216,17 +216,15 @@ def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...
 
     These rows are used for nothing, so nothing about them can be in any message or score.
     """
-    policy, file = site.policy, site.file
+    check_classes(data, site)
     if data.target not in {"class", "labels"}:
-        return _whole(data, site), ()
-    if strange := [name for name in policy.never_released if name not in data.names]:
-        raise SiteError(f"{file}: policy.never_released names no class: {strange[0]!r}")
+        return data, ()
     held_back, sentences = classes_held_back(data.names, _members(data, data.y).sum(0), site)
     kept, kept_test = (~(_members(data, y) & held_back).any(1) for y in (data.y, data.y_test))
     if bool(kept.all() and kept_test.all()):
         return data, ()
     if not bool(kept.any()):
-        raise SiteError(f"{file}: policy leaves no training rows: {'; '.join(sentences)}")
+        raise SiteError(f"{site.file}: policy leaves no training rows: {'; '.join(sentences)}")
     some = data.only(kept.nonzero().squeeze(1))
     some = replace(some, y_test=data.y_test[kept_test])
     return some.with_inputs(some.inputs, data.inputs_test[kept_test]), sentences
@@ -260,9 +258,16 @@ def _members(data: Dataset, y: Tensor) -> Tensor:
     return one_hot(y, data.num_classes) > 0 if data.target == "class" else y > 0
 
 
-def _whole(data: Dataset, site: SiteFile) -> Dataset:
-    """Return data whose rows have no classes, if the site's policy allows it."""
+def check_classes(data: Dataset, site: SiteFile) -> None:
+    """Raise SiteError if a policy on classes does not fit the classes of the data, or their lack.
+
+    Rows without classes are used whole or not at all.
+    """
     policy = site.policy
+    if data.target in {"class", "labels"}:
+        if strange := [name for name in policy.never_released if name not in data.names]:
+            raise SiteError(f"{site.file}: policy.never_released names no class: {strange[0]!r}")
+        return
     if policy.never_released:
         raise SiteError(
             f"{site.file}: policy.never_released names classes, and rows of {data.name} have none"
@@ -272,7 +277,6 @@ def _whole(data: Dataset, site: SiteFile) -> Dataset:
             f"{site.file}: {data.name} has {len(data.y)} training rows, fewer than "
             f"policy.least_rows = {policy.least_rows}"
         )
-    return data
 
 
 def plain_data(site: SiteFile) -> Dataset:

@@ -25,6 +25,7 @@ from fedgist.core.nets.parts import Part
 from fedgist.core.replies import Count, Order, Replies
 from fedgist.core.task import Context
 from fedgist.core.tree import Tree, tree
+from fedgist.errors import MethodError
 
 
 @message(reduce="sum")
@@ -72,9 +73,20 @@ class Averaging:
     rate: float = 1.0
 
     def init_server(self, ctx: Context) -> Averages:
-        """Return the common initial weights of every architecture."""
-        starts = ctx.task.starts.items()
-        return Averages({name: Weights(net.state(self.part)) for name, net in starts})
+        """Return the common initial weights of every architecture.
+
+        Raises
+        ------
+        MethodError
+            If a model has nothing to share.
+        """
+        arrays = {name: net.state(self.part) for name, net in ctx.task.starts.items()}
+        if empty := [name for name, shared in arrays.items() if not shared]:
+            raise MethodError(
+                f"the model {empty[0]} has no weights that the method shares: use another model, "
+                "or method.name = 'local'"
+            )
+        return Averages({name: Weights(shared) for name, shared in arrays.items()})
 
     def download(self, server: Averages, order: Order, ctx: Context) -> Weights:
         """Return the weights of the client's architecture."""

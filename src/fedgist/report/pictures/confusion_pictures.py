@@ -21,6 +21,7 @@ from fedgist.report.pictures.row_styles import mixed
 from fedgist.report.tables.comparison import Row, Study
 from fedgist.report.tables.mean_counts import sentence
 from fedgist.runs.files.columns import CONFUSION, over_clients
+from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ def of_confusions(study: Study) -> Iterator[Picture]:
         matrices = [matrix for run in row.runs if (matrix := last_confusion(run)) is not None]
         same = len({matrix.shape for matrix in matrices}) == 1
         if same and len(matrices[0]) <= MOST_CLASSES:
-            yield _picture(number, row, sum(matrices[1:], matrices[0]))
+            yield _picture(number, row, sum(matrices[1:], matrices[0]), len(matrices))
 
 
 def last_confusion(run: FinishedRun) -> np.ndarray | None:
     """Return the last counts (true class, predicted class) of a run, over all clients."""
-    columns = [line[COLUMN] for line in run.rounds if line.get(COLUMN)]
+    columns = [line[COLUMN] for line in run.rounds if line.get(COLUMN) and _counts(run, line)]
     try:
         counts = np.array(columns[-1], dtype=np.int64) if columns else np.zeros(0)
     except (ValueError, TypeError, OverflowError):
@@ -58,7 +59,12 @@ def last_confusion(run: FinishedRun) -> np.ndarray | None:
     return counts if square and counts.min() >= 0 and counts.sum() else None
 
 
-def _picture(number: int, row: Row, counts: np.ndarray) -> Picture:
+def _counts(run: FinishedRun, line: Line) -> bool:
+    """Return whether a line is of the round that a run keeps."""
+    return run.kept is None or line["round"] == run.kept
+
+
+def _picture(number: int, row: Row, counts: np.ndarray, runs: int) -> Picture:
     split = row.runs[0].split
     classes = split["classes"] if split else []
     names = [str(k) for k in (classes if len(classes) == len(counts) else range(len(counts)))]
@@ -81,6 +87,8 @@ def _picture(number: int, row: Row, counts: np.ndarray) -> Picture:
         f"{row.label}: test rows of all clients and seeds in the last round that counted them; "
         "shade: share of the true class."
     )
+    if runs < len(row.runs):
+        caption += f" {runs} of {len(row.runs)} runs have such counts, of the round that they keep."
     partial = sentence({row.label: row.runs}, over_clients("client", row.measure.name))
     caption = f"{caption} {partial}".rstrip()
     return Picture(

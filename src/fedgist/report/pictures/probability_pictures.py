@@ -11,7 +11,7 @@ from fedgist.report.pictures.drawing import FigureTable, Picture, new_figure
 from fedgist.report.pictures.plot_elements import NamedLine, draw_line, name_lines
 from fedgist.report.pictures.row_styles import RowStyle, styles_of
 from fedgist.report.tables.comparison import Row, Study
-from fedgist.report.tables.thresholds import class_names, positive_class
+from fedgist.report.tables.thresholds import positive_class, positive_name
 from fedgist.runs.files.prediction_file import TEST, Numbers
 
 MOST_BINS, FEWEST_ROWS = 10, 10  # of a calibration curve, and in each of its bins
@@ -22,18 +22,17 @@ Line = tuple[RowStyle, str, Numbers, Numbers]  # style, label, probabilities and
 
 def of_probabilities(study: Study) -> list[Picture]:
     """Return the two figures, or none if no row of the study has predictions of two classes."""
+    names = [name for row in study.rows for run in row.runs if (name := positive_name(run))]
+    styles = styles_of([row.method for row in study.rows])
     lines = [
         (style, row.label, *rows)
-        for style, row in zip(
-            styles_of([row.method for row in study.rows]), study.rows, strict=True
-        )
-        if (rows := _rows(row)) is not None
+        for style, row in zip(styles, study.rows, strict=True)
+        if {positive_name(run) for run in row.runs} == {*names[:1]}
+        and (rows := _rows(row)) is not None
     ]
     if not lines:
         return []
-    first = next(run for row in study.rows for run in row.runs if positive_class(run) is not None)
-    name = class_names(first)[positive_class(first) or 0]
-    return [_calibration(lines, name), _decisions(lines, name)]
+    return [_calibration(lines, names[0]), _decisions(lines, names[0])]
 
 
 def _rows(row: Row) -> tuple[Numbers, Numbers] | None:

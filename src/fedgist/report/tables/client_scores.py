@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedgist.recipe.section import KEPT
 from fedgist.report.tables.stats import Estimate, mean_of_sites, wilson
+from fedgist.runs.files.columns import ends_lost, over_clients
 from fedgist.runs.files.record import Line
 from fedgist.runs.finished.finished_run import FinishedRun
 
@@ -36,7 +37,12 @@ Scores = Mapping[int, ClientScore]  # by client
 
 
 def scores_of(run: FinishedRun, metric: str) -> dict[int, ClientScore]:
-    """Return each client's score in the last evaluation up to the round that the run keeps."""
+    """Return each client's score in the last evaluation up to the round that the run keeps.
+
+    A run that diverged has no result, and so no scores.
+    """
+    if run.kept is None and ends_lost(run.rounds, over_clients("client", metric)):
+        return {}
     lines: list[Line] = [
         line
         for line in run.clients.lines

@@ -32,6 +32,7 @@ from fedgist.runs.files.run_directory import PARTICIPANTS
 from fedgist.runs.finished.finished_run import FinishedRun
 
 LOCAL = "local"  # the method whose scores a gain is measured against
+DECIDING = ("data.", "partition.", "clients.")  # settings that decide which rows a client has
 EVERY_MODEL = "all"  # the row of the clients of all models
 OF_MODELS = (
     "mean, spread, worst tenth and Jain's index (1: all equal) over clients; by rows: each "
@@ -51,22 +52,26 @@ def by_client(runs: Sequence[FinishedRun]) -> list[Sheet]:
     groups, which = _of_same_clients(groups)
     show = _shower(runs)
     columns = {rows.label: over_runs(rows.runs, metric) for rows in groups}
-    local = next((rows.label for rows in groups if rows.method == LOCAL), "")
-    gains = [label for label in columns if local and label != local]
+    gains = {rows.label: base.label for rows in groups if (base := _local_of(rows, groups))}
     clients = {client: score for scores in columns.values() for client, score in scores.items()}
     lines = tuple(
         (
-            *(clients[client].name, clients[client].model, f"{clients[client].rows:.0f}"),
+            *_about([scores[client] for scores in columns.values() if client in scores]),
             *(_score_text(scores.get(client), show) for scores in columns.values()),
-            *(_gain(columns[label], columns[local], client, show) for label in gains),
+            *(_gain(columns[a], columns[b], client, show) for a, b in gains.items()),
         )
         for client in sorted(clients)
     )
-    head = ("client", "model", "test rows", *columns, *(f"{label} - {local}" for label in gains))
+    head = (
+        "client",
+        "model",
+        "test rows",
+        *columns,
+        *(f"{label} - {base}" for label, base in gains.items()),
+    )
     title = f"{measure_of(runs).title} by client, {which}"
     sites = sites_of(groups) if counts_rows(runs, metric) else {}
-    alone = sites.get(local, {})
-    losers = _losers(columns, gains, columns.get(local, {}), measure_of(runs), sites, alone)
+    losers = _losers(columns, gains, measure_of(runs), sites)
     spread = any(score.spread is not None for of in columns.values() for score in of.values())
     about = "±: standard deviation over the runs" if spread else ""
     caption = "; ".join(filter(None, (about, _caption(runs, metric), losers)))
@@ -74,6 +79,31 @@ def by_client(runs: Sequence[FinishedRun]) -> list[Sheet]:
     replied = {rows.label: rounds_replied(rows.runs[0]) for rows in groups if len(rows.runs) == 1}
     wide = _with_replies(sheet, sorted(clients), replied)
     return [wide, _all_metrics(groups, which, runs[0])]
+
+
+def _local_of(rows: RunGroup, groups: Sequence[RunGroup]) -> RunGroup | None:
+    """Return local training of the same clients on the same rows, with the likest settings."""
+
+    def unlike(local: RunGroup) -> list[str]:
+        keys = {*rows.settings, *local.settings}
+        return [key for key in keys if rows.settings.get(key) != local.settings.get(key)]
+
+    locals_ = [
+        local
+        for local in groups
+        if local.method == LOCAL and not any(key.startswith(DECIDING) for key in unlike(local))
+    ]
+    return (
+        None if rows.method == LOCAL else min(locals_, key=lambda r: len(unlike(r)), default=None)
+    )
+
+
+def _about(scores: Sequence[ClientScore]) -> tuple[str, str, str]:
+    """Return a client's name, model and test rows; "-" for what differs between methods."""
+    rows = [f"{score.rows:.0f}" for score in scores]
+    columns = [score.name for score in scores], [score.model for score in scores], rows
+    name, model, count = (texts[0] if len({*texts}) == 1 else NONE for texts in columns)
+    return name, model, count
 
 
 def _of_same_clients(groups: Sequence[RunGroup]) -> tuple[list[RunGroup], str]:
@@ -111,29 +141,27 @@ def _score_text(score: ClientScore | None, show: Shower) -> str:
 
 def _losers(
     columns: Mapping[str, Scores],
-    gains: Sequence[str],
-    local: Scores,
+    gains: Mapping[str, str],
     measure: Metric,
     sites: Mapping[str, Sites],
-    alone: Sites,
 ) -> str:
     """Return a sentence that names the clients that a method makes worse than local training.
 
-    ``sites`` are the clients' test rows by row of the study, and ``alone`` those of local training,
-    of clients with saved predictions. Of these the sentence says which differences are beyond
-    chance.
+    ``gains`` names the local training of each row of the study. ``sites`` are the clients' test
+    rows by row of the study, of clients with saved predictions. Of these the sentence says which
+    differences are beyond chance.
     """
     sign = 1 if measure.better == "higher" else -1
     lost = [
         (label, client)
-        for label in gains
-        for client in sorted(columns[label].keys() & local.keys())
-        if sign * (columns[label][client].score - local[client].score) < 0
+        for label, local in gains.items()
+        for client in sorted(columns[label].keys() & columns[local].keys())
+        if sign * (columns[label][client].score - columns[local][client].score) < 0
     ]
     kinds: dict[str, list[str]] = {}
     for label, client in lost:
         kind = f"worse than {LOCAL} training"
-        own, base = sites.get(label, {}).get(client), alone.get(client)
+        own, base = (sites.get(row, {}).get(client) for row in (label, gains[label]))
         if own is not None and base is not None:
             apart = own.right - base.right
             beyond = (mean_of_differences([apart.tolist()]).high or 0.0) < 0
@@ -290,13 +318,14 @@ def gains(runs: Sequence[FinishedRun]) -> list[tuple[str, ClientScore, float]]:
     Of clients that are the same in all runs it is the mean over draws.
     """
     metric, (groups, _) = common_metric(runs) if runs else "", group(runs)
-    local = next((rows.runs for rows in groups if rows.method == LOCAL), ())
     pairs = []
     for rows in groups:
-        if rows.method == LOCAL:
+        if (base_rows := _local_of(rows, groups)) is None:
             continue
-        common = {draw_of(run) for run in rows.runs} & {draw_of(run) for run in local}
-        own, alone = ([r for r in runs if draw_of(r) in common] for runs in (rows.runs, local))
+        common = {draw_of(run) for run in rows.runs} & {draw_of(run) for run in base_rows.runs}
+        own, alone = (
+            [run for run in some.runs if draw_of(run) in common] for some in (rows, base_rows)
+        )
         same = keeps_clients([*own, *alone])
         sets = [(own, alone)] if same else [([a], [b]) for a, b in zip(own, alone, strict=True)]
         for some, others in sets:

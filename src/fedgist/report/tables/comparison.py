@@ -423,7 +423,8 @@ def _row(
     }
     overlap = overlap_of([run for run in runs if draw_of(run) in ends])
 
-    beyond_last = {draw_of(run) for run in runs if len(run.column(metric)[0]) > LAST}
+    # of runs that end at different rounds, some may have none: the mean of others is no row's
+    has_last10 = all(len(run.column(metric)[0]) > LAST for run in runs if draw_of(run) in ends)
 
     def mean(values: Mapping[Draw, float]) -> Estimate | None:
         return _possible(estimate(by_division(values), overlap=overlap), measure)
@@ -439,9 +440,9 @@ def _row(
         metric=metric,
         measure=measure,
         final=mean({draw: end["final"] for draw, end in ends.items()}),
-        last10=mean(
-            {draw: end["last10_mean"] for draw, end in ends.items() if draw in beyond_last}
-        ),
+        last10=mean({draw: end["last10_mean"] for draw, end in ends.items()})
+        if has_last10
+        else None,
         best=mean({draw: end["best"] for draw, end in ends.items()}),
         up=over_runs(lambda run: run.total("comm/up_bytes")),
         down=over_runs(lambda run: run.total("comm/down_bytes")),

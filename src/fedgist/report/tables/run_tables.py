@@ -61,7 +61,7 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
         (name, *(texts[title] for title in titles), *_costs(seeds))
-        + ((epsilon_text(seeds[0].last(EPSILON)),) if private else ())
+        + ((epsilon_text(_epsilon(seeds)),) if private else ())
         for name, seeds, texts in zip(names, groups, cells, strict=True)
     )
     return Sheet(
@@ -70,7 +70,7 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
         lines,
         "; ".join(
             [
-                _legend(titles, [n for n in models if n in titles]),
+                _legend(_filled([score], cells), [n for n in models if n in titles]),
                 *simulated(runs),
                 *filter(None, [sentence(missing, groups[0][0].column_of(metric)) if runs else ""]),
             ]
@@ -108,6 +108,11 @@ def simulated(runs: Iterable[FinishedRun]) -> list[str]:
     return [*notes, f"epsilon: simulated, noise from {whose}, which anyone can subtract"]
 
 
+def _epsilon(seeds: Sequence[FinishedRun]) -> float | None:
+    """Return the largest epsilon of any run; None if none has one."""
+    return max((e for run in seeds if (e := run.last(EPSILON)) is not None), default=None)
+
+
 def epsilon_text(epsilon: float | None) -> str:
     """Return a spent privacy budget epsilon as text."""
     return NONE if epsilon is None else f"{epsilon:.3g}"
@@ -132,12 +137,19 @@ def _name(members: RunGroup) -> str:
 
 
 def _score(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
-    column = seeds[0].column_of(measure.name)
+    column = _column(measure, seeds)
     return marked(mean_and_error(seeds, column, measure), marked_runs(seeds, column))
 
 
+def _column(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
+    """Return the column of a metric in the first run that has one; runs that diverged have none."""
+    columns = [run.column_of(measure.name) for run in seeds]
+    pairs = zip(seeds, columns, strict=True)
+    return next((column for run, column in pairs if run.last(column) is not None), columns[0])
+
+
 def _spread(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
-    column = spread_of(seeds[0].column_of(measure.name)) or ""
+    column = spread_of(_column(measure, seeds)) or ""
     spreads = [value for run in seeds if (value := run.last(column)) is not None]
     return score_text(statistics.fmean(spreads), measure) if spreads else NONE
 

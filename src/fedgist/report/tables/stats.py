@@ -17,6 +17,7 @@ import numpy as np
 
 LEVEL = 0.95
 SIGNIFICANT = 0.05
+EXACT_DIGITS = 12  # of scores in 64 bits
 _Z = statistics.NormalDist().inv_cdf(0.5 + LEVEL / 2)
 _PRIOR_ROWS = 2  # rows that hold the mean share, by which a site's share is shrunk
 
@@ -126,6 +127,9 @@ def paired_difference(
         not divided and smallest_p(len(differences), two_sided=two_sided) > SIGNIFICANT
     ):
         return Comparison(difference, None)
+    # else differences that are equal, such as 3 / 355 twice, have ranks by their rounding
+    size = max(map(abs, [*values.values(), *reference.values()])) or 1.0
+    differences = [size * round(value / size, EXACT_DIGITS) for value in differences]
     if not any(differences):
         return Comparison(difference, 1.0)
     from scipy import special, stats  # as above

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -123,9 +123,15 @@ def threshold_sheet(rows: Sequence[Row]) -> Sheet | None:
 
     Counts are added up over runs. Intervals count a row that several runs test once.
     """
-    runs = [run for row in rows for run in row.runs]
-    if not keeps_clients(runs):
+    runs = [run for row in rows for run in row.runs if positive_class(run) is not None]
+    if not runs or not keeps_clients([run for row in rows for run in row.runs]):
         return None
+    name, least = _kind(runs[0])
+    others = [row.label for row in rows if any(_kind(run) != (name, least) for run in row.runs)]
+    rows = [
+        replace(row, runs=tuple(run for run in row.runs if _kind(run) == (name, least)))
+        for row in rows
+    ]
     tests = {row.label: _by_client(row) for row in rows}
     names = (runs[0].split or {}).get("clients") or ()
     clients = sorted({client for of_clients in tests.values() for client in of_clients})
@@ -138,9 +144,7 @@ def threshold_sheet(rows: Sequence[Row]) -> Sheet | None:
     ]
     if not lines:
         return None
-    first = next(run for run in runs if positive_class(run) is not None)
-    name = class_names(first)[positive_class(first) or 0]
-    least = least_specificity(first)
+    left_out = f"; left out, of another class or specificity: runs of {listed(others)}"
     shown = [(called[c], label, of) for label, each in tests.items() for c, of in each.items()]
     return Sheet(
         f"Sensitivity and specificity for {name!r} by client (%)",
@@ -148,9 +152,20 @@ def threshold_sheet(rows: Sequence[Row]) -> Sheet | None:
         tuple(lines),
         f"of test rows, at each client's least threshold with {100 * least:g} % specificity on its "
         "validation rows, as a probability, mean over runs; 95 %: Wilson's interval of these "
-        f"models and thresholds, over rows; {_rows_of(shown)}{_remarks(shown, least)}",
+        f"models and thresholds, over rows; {_rows_of(shown)}{_remarks(shown, least)}"
+        f"{left_out if others else ''}",
         named_by=2,
     )
+
+
+def positive_name(run: FinishedRun) -> str | None:
+    """Return the name of the positive one of two classes; None if there are not two."""
+    place = positive_class(run)
+    return None if place is None else class_names(run)[place]
+
+
+def _kind(run: FinishedRun) -> tuple[str | None, float]:
+    return positive_name(run), least_specificity(run)
 
 
 Tests = Sequence[AtThreshold]  # of one client, by run

@@ -19,6 +19,7 @@ Only this file composes and parses column names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedgist.core.objectives.metrics import ALL_ROWS, LOSS, METRICS, PROBES_BESIDE, Metric
@@ -186,12 +187,14 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
         return Metric(column, "Clients", "", "higher")
     if column.startswith(f"{TRAIN_LOSS}/"):  # of one pool
         return OTHERS[TRAIN_LOSS]
-    name = metric_of(column)
+    full = name = metric_of(column)
     for statistic in (MEAN, STD, LEAST):
         name = name.removesuffix(statistic)
     metrics_by_name = {**PROBES_BESIDE, **metrics}
     if column.startswith("eval/") and name in metrics_by_name:
-        return metrics_by_name[name]
+        metric = metrics_by_name[name]
+        # clients are more alike where the spread is smaller
+        return replace(metric, better="lower") if full.endswith(STD) else metric
     return Metric(column, column, "", "higher")
 
 

@@ -143,25 +143,28 @@ class SecureSite:
     def _begin(self, request: Header, reply: bytes) -> bytes:
         """Return this site's keys for a new attempt at a total."""
         stage = _stage(request)
-        if self.book.holds(name_of(request)):
-            raise MessageError(
-                f"this site gave shares for a total of round {request.round}, stage "
-                f"{request.stage}: it takes part in no other total of it",
-                "state",
-            )
-        upload = header_of(reply).messages["upload"].digest
-        if self.book.repeats(upload):
-            raise MessageError(
-                "this very message is in a total already, of this run or of another one: the "
-                "difference of two totals would be a site's message",
-                "state",
-            )
+        self._check_first(request, reply)
         about = about_of(self.recipe, request.messages["download"].digest)
         occasion = occasion_of(request, about)
         member = Member(self.site.client.id, occasion, self.credentials, self.least)
         self.attempts = {s: a for s, a in self.attempts.items() if s[0] >= request.round}
         self.attempts[stage] = Attempt(member, reply)
         return _reply(request, Keys.of([member.advertise()]))
+
+    def _check_first(self, request: Header, reply: bytes) -> None:
+        """Raise MessageError if a total of this stage, or with this message, was opened."""
+        if self.book.holds(name_of(request)):
+            raise MessageError(
+                f"this site gave shares for a total of round {request.round}, stage "
+                f"{request.stage}: it takes part in no other total of it",
+                "state",
+            )
+        if self.book.repeats(_upload(reply)):
+            raise MessageError(
+                "this very message is in a total already, of this run or of another one: the "
+                "difference of two totals would be a site's message",
+                "state",
+            )
 
     def _attempt_of(self, request: Header) -> Attempt | None:
         """Return the attempt that a request belongs to, if this site is in it."""
@@ -194,7 +197,9 @@ class SecureSite:
             return Confirmations.of({own: member.confirm(survivors)})
         if request.purpose == "unmask" and isinstance(note, Confirmations):
             answer = Opened.of(member.unmask(note.all()))
-            upload = header_of(attempt.reply).messages["upload"].digest
+            self._check_first(request, attempt.reply)  # again: several totals may be under way
+            self.book.check(member.survivors)
+            upload = _upload(attempt.reply)
             self.book.add(name_of(request), upload, member.survivors)  # before the answer leaves
             self.given = {_stage(request): attempt}
             return answer
@@ -216,6 +221,11 @@ def occasion_of(header: Header, about: str) -> Occasion:
 def name_of(request: Header) -> str:
     """Return the name of a stage of a run."""
     return f"{request.run} {request.round} {request.stage} {request.architecture}"
+
+
+def _upload(reply: bytes) -> str:
+    """Return the digest of the message in a reply."""
+    return header_of(reply).messages["upload"].digest
 
 
 def _stage(request: Header) -> Stage:
