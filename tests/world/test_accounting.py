@@ -17,7 +17,6 @@ from fedgist.runs.composition import notes_on
 from fedgist.testing.small_worlds import world
 from fedgist.world import accounting
 from fedgist.world.accounting import LEAST_NOISE, ReleaseSchedule, composed, multiplier, spent
-from fedgist.world.privacy_budget import with_repeats
 
 
 def delta_of(noise: float, epsilon: float) -> float:
@@ -59,9 +58,6 @@ def test_releases_of_one_draw_of_clients_are_one_release_with_less_noise(
     apart = ReleaseSchedule((0, *[1] * (6 * together)), chance=chance)
     assert exact > 1.05 * spent(apart, noise, 1e-5, 6 * together)
     assert spent(many, multiplier(many, 3.0, 1e-5), 1e-5, 6) <= 3.0
-    # a round that is repeated has the same clients
-    again = with_repeats(one, together - 1, 1)
-    assert spent(again, noise, 1e-5, 1) == pytest.approx(spent(many, noise, 1e-5, 1), rel=1e-6)
 
 
 def test_the_papers_sigma_and_the_tight_one() -> None:

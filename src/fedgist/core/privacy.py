@@ -261,10 +261,15 @@ def least_count(privacy: Privacy | None) -> float:
 
 
 def count_range(privacy: Privacy | None, max_rows: int) -> CountRange:
-    """Return the range of counts that a client may send: numbers of rows, plus its own noise."""
+    """Return the range of counts that a client may send: numbers of rows, plus its own noise.
+
+    Where the server adds noise for single rows, no client may be left out because of one row.
+    """
+    if privacy is None:
+        return CountRange(most=max_rows)
+    if privacy.where == "central":
+        return CountRange() if privacy.unit == "record" else CountRange(most=max_rows)
     rows = CountRange(most=max_rows)
-    if privacy is None or privacy.where == "central":
-        return rows
     noise = system_noise.FARTHEST * privacy.deviation  # noise from the seed reaches 8.6 deviations
     return CountRange(rows.least - noise, rows.most + noise)
 

@@ -183,10 +183,10 @@ class Analytic(Method):
             )
         if task.privacy is not None:
             self._check_private(task.privacy)
+        if target == "numbers" or (target == "labels" and of_records(task.privacy)):
+            check_target(task, "analytic")  # a private row is in the sums of each of its labels
         if target == "numbers":
-            self._check_numbers(task)
-        elif target == "labels" and of_records(task.privacy):
-            check_target(task, "analytic")  # a row is in the sums of each of its labels
+            self._check_numbers()
         elif target == "labels" and self.head not in LINEAR:
             raise MethodError(
                 f"method.head = {self.head!r}: several labels of a row have 'whitened', 'lda' or "
@@ -285,13 +285,12 @@ class Analytic(Method):
         """Bits in which totals are exact: float64 holds products of features on a grid."""
         return 48 if self.wire == "float64" else 24
 
-    def _check_numbers(self, task: Task) -> None:
+    def _check_numbers(self) -> None:
         if self.head not in {"whitened", "ridge"} or self.prior != "counts" or self.calibrate:
             raise MethodError(
                 f"method.head = {self.head!r}, method.prior = {self.prior!r}: numbers have ridge "
                 "regression, without a prior or calibration"
             )
-        check_target(task, "analytic")
 
     def _can_refine(self, task: Task) -> bool:
         linear = self.head in LINEAR and task.objective.target != "numbers"
@@ -386,8 +385,7 @@ class Analytic(Method):
 
     def download(self, server: Server, order: Order, ctx: Context) -> Down:
         """Return the head; in the exchange, the key of the random features if there are any."""
-        known = server.known[order.architecture]
-        head = known.head
+        head = (known := server.known[order.architecture]).head
         if ctx.stage == EXCHANGE:
             return Key(head.key) if len(head.key) else Nothing()
         if ctx.stage == REFINE:

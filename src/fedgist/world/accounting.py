@@ -12,6 +12,7 @@ import functools
 import importlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -38,7 +39,7 @@ class ReleaseSchedule:
     ``chance`` is the probability that a client, sampled independently, takes part in a round; 1
     without such sampling. ``rate`` is the probability that a row takes part in a private step. Both
     kinds of mechanism have the same noise multiplier: the standard deviation of their noise,
-    divided by their sensitivity.
+    divided by their sensitivity. All releases of a round are of the same clients.
     """
 
     releases: tuple[int, ...]
@@ -50,6 +51,11 @@ class ReleaseSchedule:
     def until(self, number: int) -> tuple[int, int]:
         """Return the numbers of releases and private steps up to a round."""
         return sum(self.releases[: number + 1]), sum(self.steps[: number + 1])
+
+    def epsilon(self, number: int, noise: float, delta: float) -> float:
+        """Return the exact epsilon spent up to a round with a noise multiplier."""
+        rounds = sorted(count for count in self.releases[: number + 1] if count)
+        return _epsilon(tuple(rounds), self.until(number)[1], self.chance, self.rate, noise, delta)
 
 
 def multiplier(
@@ -63,7 +69,8 @@ def multiplier(
     For ``"paper"`` it is sigma of theorem 4, divided by the sensitivity. ``say`` is called with the
     progress of a long search every few seconds.
     """
-    releases, steps = schedule.until(len(schedule.releases))
+    last = len(schedule.releases)
+    releases, steps = schedule.until(last)
     if schedule.accounting == "paper":
         return math.sqrt(8 * releases * math.log(math.e + epsilon / delta)) / epsilon
     if schedule.chance == 1 and not steps:
@@ -72,8 +79,7 @@ def multiplier(
     most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
 
     def enough(noise: float) -> bool:
-        epsilon_spent = _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
-        return epsilon_spent <= epsilon
+        return schedule.epsilon(last, noise, delta) <= epsilon
 
     return _searched(enough, most, say)
 
@@ -87,7 +93,7 @@ def spent(schedule: ReleaseSchedule, noise: float, delta: float, number: int) ->
         return _paper_epsilon(releases, noise, delta)
     if schedule.chance == 1 and not steps:
         return _gaussian("epsilon", noise / math.sqrt(releases), delta)
-    return _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+    return schedule.epsilon(number, noise, delta)
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
@@ -140,14 +146,16 @@ def _without_warnings() -> np.errstate:
 
 @functools.lru_cache(maxsize=1024)
 def _epsilon(
-    releases: int, steps: int, chance: float, rate: float, noise: float, delta: float
+    rounds: tuple[int, ...], steps: int, chance: float, rate: float, noise: float, delta: float
 ) -> float:
-    without_amplification = _gaussian("epsilon", noise / math.sqrt(releases + steps), delta)
-    if noise < LEAST_NOISE:
+    """Return the epsilon of rounds with so many releases each, and of private steps."""
+    without_amplification = _gaussian("epsilon", noise / math.sqrt(sum(rounds) + steps), delta)
+    least = noise / math.sqrt(max(rounds, default=1))  # of the releases of a round together
+    if least < LEAST_NOISE:
         return without_amplification
-    share = min(chance if releases else 1.0, rate if steps else 1.0)
-    accountant = _library().pld.PLDAccountant(value_discretization_interval=_step(noise, share))
-    accountant.compose(_event(releases, steps, chance, rate, noise))
+    share = min(chance if rounds else 1.0, rate if steps else 1.0)
+    accountant = _library().pld.PLDAccountant(value_discretization_interval=_step(least, share))
+    accountant.compose(_event(rounds, steps, chance, rate, noise))
     with _without_warnings():
         epsilon: float = accountant.get_epsilon(delta)
     return min(epsilon, without_amplification)  # steps round up: they may lose the amplification
@@ -183,15 +191,16 @@ def _searched(enough: Callable[[float], bool], most: float, say: Callable[[str],
     return most
 
 
-def _event(releases: int, steps: int, chance: float, rate: float, noise: float) -> object:
+def _event(rounds: tuple[int, ...], steps: int, chance: float, rate: float, noise: float) -> object:
     dp = _library()
-    gaussian = dp.GaussianDpEvent(noise)
 
-    def repeated(count: int, share: float) -> object:
+    def repeated(count: int, share: float, together: int = 1) -> object:
+        """Return ``count`` mechanisms, each of releases ``together`` of one sample."""
+        gaussian = dp.GaussianDpEvent(noise / math.sqrt(together))
         once = gaussian if share == 1 else dp.PoissonSampledDpEvent(share, gaussian)
         return dp.SelfComposedDpEvent(once, count)
 
-    parts = [repeated(releases, chance)] if releases else []
+    parts = [repeated(count, chance, together) for together, count in Counter(rounds).items()]
     parts += [repeated(steps, rate)] if steps else []
     return dp.ComposedDpEvent(parts)
 

@@ -147,7 +147,10 @@ def large_delta(key: str, delta: float, count: int, subject: str) -> str:
 
 
 def with_repeats(schedule: ReleaseSchedule, repeats: int, number: int) -> ReleaseSchedule:
-    """Return the schedule up to a round, preceded by ``repeats`` copies of the costliest round."""
+    """Return the schedule up to a round, preceded by ``repeats`` copies of the costliest round.
+
+    A round that is done again draws its clients anew.
+    """
     releases, steps = schedule.releases, schedule.steps
     return replace(
         schedule,
@@ -262,6 +265,9 @@ def _check_settings(recipe: Recipe) -> None:
         ),
         f"{unit}: with data.long_tail = {recipe.data.long_tail:g} a row more may be a row less of "
         "another client": section.unit == "record" and recipe.data.long_tail < 1,
+        f"{unit}: clients.max_norm refuses all rows of a client because of one": (
+            central and section.unit == "record" and recipe.clients.max_norm is not None
+        ),
         f"{unit}: with train.round_seconds the number of steps tells how long rows take, which no "
         "epsilon covers": recipe.train.round_seconds is not None,
         f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "

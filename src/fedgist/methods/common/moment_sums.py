@@ -212,11 +212,11 @@ def private_rows(z: Tensor, privacy: Privacy) -> Tensor:
 def moments_of(statistics: Statistics, task: Task) -> Moments:
     """Return the sums by their names, with matrices in place of triangles.
 
-    Noisy counts of private rows are at least 1: a class without rows is not told from a small one.
+    Noisy counts are at least 1: a class without rows is not told from a small one.
     """
     rows, every = statistics.counted, statistics.counted[-1]
     k, m = task.num_classes, rows.shape[1] - 1
-    if of_records(task.privacy):
+    if task.privacy is not None:
         rows = torch.cat([rows[:, :1].clamp(min=1.0), rows[:, 1:]], dim=1)
     gram = symmetric(statistics.second, m) if statistics.second.shape[-1] else statistics.second
     noisy = task.privacy is not None
