@@ -126,6 +126,20 @@ def test_seeds_are_averaged_within_a_block(tmp_path: Path) -> None:
     assert ranks.scores[0] == pytest.approx((0.7,) * 4)
 
 
+def test_methods_are_ranked_by_the_seeds_that_all_have(tmp_path: Path) -> None:
+    # seen: one seed of a method was ranked against the means of three of the others
+    scores = {"fedavg": [0.5, 0.9, 0.9], "fedlog": [0.6], "local": [0.4, 0.1]}
+    for method, of_seeds in scores.items():
+        for seed, score in enumerate(of_seeds):
+            write_run(tmp_path / f"{method}-{seed}", [score], seed=seed, method=method)
+    ranks = ranks_of(find([tmp_path]))
+    assert ranks.methods == ("fedlog", "fedavg", "local")
+    assert ranks.scores == ((0.6,), (0.5,), (0.4,))
+    notes = " ".join(ranks.notes)
+    assert "1 of 3 runs count" in notes
+    assert "1 of 2 runs count" in notes
+
+
 def test_a_block_that_lacks_a_method_is_named_and_left_out(tmp_path: Path) -> None:
     scored = {(m, d, 0): 0.1 * i for i, m in enumerate(("fedlog", "fedavg", "local")) for d in DATA}
     del scored["local", "cifar10", 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -491,6 +492,52 @@ def test_rounds_cannot_be_raised_where_something_depends_on_their_number(tmp_pat
         run(tmp_path / "tuned", method=LastRoundFineTuned(), resume=True, rounds=3)
     with pytest.raises(RecipeError, match="rounds = 9 raises the number of rounds of a run that"):
         run(tmp_path / "new", rounds=9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "evaluate", [{"keep": "best_validation"}, {"patience": 9}, {"keep": "last"}]
+)
+def test_rounds_are_not_raised_behind_a_choice_among_evaluated_ones(
+    evaluate: dict[str, Any], tmp_path: Path
+) -> None:
+    # seen: round 3, evaluated as the last one alone, was kept, and the longer run kept another
+    sections = {"evaluate": {"every": 4, **evaluate}, "data": {"validation": 0.2}}
+    chosen = RECIPE | {k: RECIPE.get(k, {}) | v for k, v in sections.items()}
+    run(tmp_path / "run", chosen)
+    if evaluate == {"keep": "last"}:
+        assert run(tmp_path / "run", chosen, resume=True, rounds=9).rounds[-1]["round"] == 9
+        return
+    says = "evaluate.patience choose among evaluated rounds, and round 6 was evaluated as the last"
+    with pytest.raises(RecipeError, match=says):
+        run(tmp_path / "run", chosen, resume=True, rounds=9)
+
+
+@pytest.mark.filterwarnings("ignore:the run ended after")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "every", "says"),
+    [
+        ("fedbabu", 0, "fine-tuned by fedbabu,"),
+        ("fedavg", 30, r"trained \(evaluate.trained_every\),"),
+        ("fedavg", 0, ""),
+    ],
+)
+def test_a_run_that_ends_early_says_which_last_tests_it_lacks(
+    method: str, every: int, says: str, tmp_path: Path
+) -> None:
+    sections = {
+        "method": {"name": method},
+        "evaluate": {"patience": 1, "trained_every": every},
+        "data": {"validation": 0.2},
+        "train": {"num_rounds": 60, "lr": 1e-12},
+    }
+    raw = RECIPE | {k: RECIPE.get(k, {}) | v for k, v in sections.items()}
+    result = run(tmp_path / "run", raw)
+    notes = [note for note in result.summary["notes"] if "the run ended after" in note]
+    assert result.rounds[-1]["round"] < 60
+    assert len(notes) == bool(says)
+    assert not says or re.search(f"models were not tested {says} as they are after", notes[0])
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

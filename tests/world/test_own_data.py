@@ -241,6 +241,21 @@ def test_rows_of_nobody_are_not_scored_together(tmp_path: Path) -> None:
         assert (of_all("accuracy") in result.rounds[-1]) == complete
 
 
+@pytest.mark.filterwarnings("ignore:1 client is in no mean:UserWarning")
+def test_test_rows_of_clients_without_training_rows_are_counted(tmp_path: Path) -> None:
+    # seen: fifteen of twenty test rows were dropped from the clients' scores in silence
+    rows = [f"{i},{'ab'[i % 2]},{'north' if i % 3 else 'south'}" for i in range(30)]
+    tests = [f"{i},{'ab'[i % 2]},{'west' if i % 4 else 'north'}" for i in range(20)]
+    for name, lines in (("train", rows), ("test", tests)):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,place", *lines]) + "\n")
+    data = {"name": "table", "label": "y", "client": "place", "test": str(tmp_path / "test.csv")}
+    raw = recipe(tmp_path / "train.csv", data=data)
+    assert (
+        "15 test rows are of clients without training rows: no client is scored on them"
+        in run(raw).summary["notes"]
+    )
+
+
 def test_moments_of_the_recipe_are_checked(tmp_path: Path) -> None:
     np.savez(tmp_path / "raw.npz", **drifted(HOSPITALS))
     for data, message in (

@@ -134,6 +134,11 @@ def _privacy(runs: Sequence[FinishedRun]) -> Iterator[str]:
                 "This covers the noisy sums alone, as if the trained body did not know the rows "
                 "(privacy.bodies = 'dp_sgd' covers the body as well)."
             )
+    if private:
+        yield (
+            "Tables of this card that count a client's rows, or score models on them, are exact: "
+            "epsilon does not cover them."
+        )
     if len(private) > 1:
         yield "Several private runs on the same rows add up: see fedgist run's notes."
 

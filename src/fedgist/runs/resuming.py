@@ -229,6 +229,14 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
                     f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {setting} depends on it, "
                     f"and round {number} would have been another"
                 )
+    evaluate = side.setup.recipe.evaluate
+    chooses = evaluate.keep != "last" or evaluate.patience > 0
+    if chooses and new > old == saved.round and old % evaluate.every:
+        raise RecipeError(
+            f"{ROUNDS_KEY} cannot be raised from {old} to {new}: evaluate.keep and "
+            f"evaluate.patience choose among evaluated rounds, and round {old} was evaluated as "
+            "the last one alone"
+        )
 
 
 def _with_rounds(side: ServerContext, count: int) -> Training:

@@ -17,9 +17,16 @@ from typing import Any
 
 from fedgist.core.tree import Tree
 from fedgist.data.sources.file_sizes import in_words
-from fedgist.engines.engine import Engine, SpreadSimulation, metrics_of
+from fedgist.engines.engine import EVALUATE, Engine, SpreadSimulation, metrics_of
 from fedgist.engines.stop_signals import stoppable
-from fedgist.errors import DiskFullError, RecipeError, Stopped, WorkerError, resume_command
+from fedgist.errors import (
+    DiskFullError,
+    RecipeError,
+    Stopped,
+    WorkerError,
+    listed,
+    resume_command,
+)
 from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.divergence import divergence_notes
 from fedgist.runs.evaluation import not_scored, not_scored_notes, with_names
@@ -48,7 +55,7 @@ from fedgist.runs.files.releases import Releases, read_releases
 from fedgist.runs.files.run_directory import PARTICIPANTS
 from fedgist.runs.files.seals import DIGESTS, of_files, sealed
 from fedgist.runs.resuming import binding_of, check_binding, check_features, of_server
-from fedgist.runs.round import Observer, ServerRun, start_server
+from fedgist.runs.round import Observer, ServerRun, context, start_server
 from fedgist.runs.round_record import PausedError
 from fedgist.runs.versions import versions
 from fedgist.world.server_context import ServerContext
@@ -363,12 +370,32 @@ def _end_notes(server_run: ServerRun, record: Record, observer: Observer) -> lis
     lines = record.rounds
     problems = [*_emptiness_notes(server_run.side, lines), *_spent_budget_notes(server_run)]
     problems += divergence_notes(lines)
+    problems += _early_end_notes(server_run.side, lines[-1]["round"])
     problems += not_scored_notes(_not_scored(server_run.side, record))
     _show_notes(observer, problems)
     choice = selection_notes(server_run.side, lines)
     for text in choice:
         observer.chose(text)
     return problems + choice
+
+
+def _early_end_notes(side: ServerContext, number: int) -> list[str]:
+    """Return a note if a run ended before its last round, whose tests would have been more."""
+    last, every = side.task.training.num_rounds, side.setup.recipe.evaluate.trained_every
+    ends = [context(side, n, EVALUATE) for n in (number, last)]
+    before, planned = (
+        [
+            side.method.before_test(replace(ctx, architecture=name))
+            for name in side.task.architectures
+        ]
+        for ctx in ends
+    )
+    lacking = [f"fine-tuned by {side.setup.recipe.method.name}"] * (before != planned)
+    lacking += ["trained (evaluate.trained_every)"] * bool(every and number % every)
+    if number == last or not lacking:
+        return []
+    how = f"{listed(lacking)}, as they are after the last round"
+    return [f"the run ended after {number} of {last} rounds: its models were not tested {how}"]
 
 
 def _result_of(

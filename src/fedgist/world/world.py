@@ -75,6 +75,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         check_facts(declared_facts(setup), data)
     objective = objective_of(setup, data.facts)
     parts = divide(setup, data)
+    data = replace(data, notes=(*data.notes, *_notes_on_owners(recipe, data, parts)))
     data = _shifted(recipe, data, parts)
     public = public or rows_of_client(recipe, data, parts)
     check_method_reads(setup.method, objective)
@@ -96,6 +97,15 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     population = Population(members.clients, on_train, on_test, *rows)
     population = _with_own_moments(population, recipe.data.normalize, data, parts)
     return World(side, data, parts, population, hosting, public)
+
+
+def _notes_on_owners(recipe: Recipe, data: Dataset, parts: Partition) -> list[str]:
+    """Return a note if test rows are of clients that have no training rows."""
+    if recipe.partition.name != "natural" or data.clients_test is None:
+        return []
+    lost = int((data.clients_test >= len(parts.train)).sum())
+    note = f"{lost} test rows are of clients without training rows: no client is scored on them"
+    return [note] * (lost > 0)
 
 
 def _shifted(recipe: Recipe, data: Dataset, parts: Partition) -> Dataset:

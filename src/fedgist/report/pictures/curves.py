@@ -83,8 +83,19 @@ class RunLines:
 
     @property
     def caption(self) -> str:
-        """What lines and bands show, and which rows have no band."""
-        return " ".join(filter(None, (self._about_band, sentence(dict(self.rows), self.metric))))
+        """What lines and bands show, which rows have no band, and which lines are cut."""
+        about = self._about_band, self._about_ends, sentence(dict(self.rows), self.metric)
+        return " ".join(filter(None, about))
+
+    @property
+    def _about_ends(self) -> str:
+        """Which rows have runs that end at different rounds, so that their line ends early."""
+        last = {
+            label: {run.column(self.metric)[0][-1] for run in with_metric(runs, self.metric)}
+            for label, runs in self.rows
+        }
+        cut = [f"{label} ({min(at)} of {max(at)})" for label, at in last.items() if len(at) > 1]
+        return f"Lines end with the first of their runs: {', '.join(cut)} rounds." if cut else ""
 
     @property
     def _about_band(self) -> str:

@@ -125,8 +125,20 @@ def ranks_of(runs: Sequence[FinishedRun], metric: str | None = None) -> Ranks:
         for block in dict.fromkeys(blocks)
         if block not in everywhere
     ]
+    draws = {b: set.intersection(*(set(values[n][b]) for n in names)) for b in everywhere}
+    notes += [
+        f"{n} in {b}: {len(draws[b])} of {len(values[n][b])} runs count, of the draws that all have"
+        for b in everywhere
+        for n in names
+        if len(draws[b]) < len(values[n][b])
+    ]
+    if without := [b for b in everywhere if not draws[b]]:
+        raise ReportError(f"--ranks: no seed in {without[0]} is one of all methods")
     scores = np.array(
-        [[statistics.fmean(values[n][b].values()) for b in everywhere] for n in names]
+        [
+            [statistics.fmean(values[n][b][draw] for draw in sorted(draws[b])) for b in everywhere]
+            for n in names
+        ]
     )
     return ranked(names, scores, everywhere, measure, notes)
 
