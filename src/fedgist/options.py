@@ -37,6 +37,7 @@ _WORDS = {
     "dataclass": "a table",
 }
 
+READABLE = 1e-4  # smaller numbers are not written with all their zeros
 _OURS = {
     "Input should": "must",
     "greater than or equal to": "at least",
@@ -216,6 +217,9 @@ def _words(error: ErrorDetails) -> str:
     if kind == "too_short":
         least = error["ctx"]["min_length"]
         return f"must have at least {least} {'item' if least == 1 else 'items'}"
+    bound = error.get("ctx", {}).get("ge")
+    if isinstance(bound, float) and 0 < bound < READABLE:
+        return f"must be at least {bound:g}"
     text: str = error["msg"].removeprefix("Value error, ")
     for pydantics, ours in _OURS.items():
         text = text.replace(pydantics, ours)

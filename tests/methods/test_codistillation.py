@@ -336,7 +336,7 @@ def test_a_pool_of_few_rows_learns_from_one_of_many() -> None:
         (["clients.pools={}", "model.name=mlp"], "codistillation needs two pools or more"),
         (["method.distillation.labels=0.5"], "labels needs data.public.labelled = true"),
         (["method.distillation.lr.a=0.1"], "unknown pool in method.distillation.lr 'b'"),
-        (["method.distillation.temperature=0"], "temperature = 0: must be at least 0.000001"),
+        (["method.distillation.temperature=0"], "temperature = 0: must be at least 1e-06"),
         (["method.alpha=1.5"], "method.alpha = 1.5: must be at most 1"),
     ],
 )

@@ -360,7 +360,7 @@ def test_clients_are_drawn_one_by_one() -> None:
         # seen: an overflow in the sensitivity, and an epsilon that was NaN
         ({"clip": 1e300}, {}, "privacy.clip = 1e+300: must be at most 1000000"),
         ({"epsilon": 1e300}, {}, "privacy.epsilon = 1e+300: must be at most 10000"),
-        ({"delta": 0.0}, {}, "privacy.delta = 0.0: must be greater than 0"),
+        ({"delta": 0.0}, {}, "privacy.delta = 0.0: must be at least 1e-15"),
         ({"clip": None}, {}, "unit = 'record' needs privacy.clip"),
         ({"clip": 0.0}, {}, "privacy.clip = 0.0: must be greater than 0"),
         ({"unit": "rows"}, {}, "must be 'none', 'record' or 'client'"),
@@ -377,6 +377,7 @@ def test_clients_are_drawn_one_by_one() -> None:
         (STEPS, {"train": {"clip_norm": 1.0}}, "privacy.gradient_clip"),
         (STEPS, {"model": {"name": "resnet18"}, "data": {"name": "given"}}, "batch norm"),
         ({}, {"clients": {"num_clients": len(SIZES), "max_norm": 9.0}}, "because of one"),
+        ({"delta": 1e-300}, {}, "privacy.delta = 1e-300: must be at least 1e-15"),
         (
             {"min_replies": 2},
             {"train": POISSON},

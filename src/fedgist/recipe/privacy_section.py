@@ -13,6 +13,7 @@ Unit = Literal["none", "record", "client"]
 Accounting = Literal["tight", "paper"]
 # 1e4 hides nothing, and with larger numbers the arithmetic of noise has no digits left
 Amount = Annotated[float, Field(gt=0, le=1e4)]
+Delta = Annotated[float, Field(ge=1e-15, lt=1)]  # draws of noise have 63 bits, and no longer tails
 Bound = Annotated[float, Field(gt=0, le=1e6)]
 NEEDED = ("epsilon", "delta", "clip")
 NEEDED_BY_STEPS = ("sampling_rate", "gradient_clip")
@@ -38,7 +39,7 @@ class PrivacySection(BaseModel):
 
     Needed with ``privacy.unit``. A smaller budget means more noise.
     """
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    delta: Delta | None = None
     """Probability (delta) with which the epsilon guarantee may fail.
 
     Needed with ``privacy.unit``.

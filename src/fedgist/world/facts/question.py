@@ -22,6 +22,7 @@ from fedgist.errors import (
 )
 from fedgist.options import CLOSED, checked
 from fedgist.recipe.federation_section import NUMBER, Seconds
+from fedgist.recipe.privacy_section import Delta
 
 Kind = Literal["counts", "moments", "histograms", "categories"]
 KINDS = (NUMBER, "categories")
@@ -93,7 +94,7 @@ class Question(BaseModel):
     """``secure``: the server gets totals over sites alone."""
     epsilon: Positive | None = None
     """Privacy budget of each exchange, if each site adds noise to its sums."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    delta: Delta = 1e-6
     """Delta of each exchange, if there is a budget."""
     clip: Positive = 4.0
     """Under a budget, a number further than this many units from the centre is moved there."""
