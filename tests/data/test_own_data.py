@@ -238,6 +238,12 @@ def test_missing_is_not_wrong(tmp_path: Path) -> None:
         lambda: load_data("table", path=file, missing="mean", **options),
         r"table.csv: column 0 \(counted from 0\) is missing in every training row",
     )
+    # seen: "data.missing = 'mean' replaces missing numbers", which it does not for annotations
+    file = write(tmp_path, "a,w,y\n1,,0\n2,1,1\n")
+    refused(
+        lambda: load_data("table", path=file, annotations=["w"], **options),
+        "the column 'w' holds no number in row 1 below the header: ''$",
+    )
     refused(
         lambda: load_data("table", path=file, missing="median", **options),
         "data.missing = 'median': must be 'refuse' or 'mean'",

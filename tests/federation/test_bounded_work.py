@@ -47,13 +47,17 @@ def test_a_stage_is_trained_with_other_downloads_as_often_as_the_policy_says(
 
 
 @pytest.mark.slow
-def test_scores_are_bounded_for_each_round_and_set_of_rows(tmp_path: Path) -> None:
+def test_scores_and_last_downloads_are_bounded_for_each_round_and_set_of_rows(
+    tmp_path: Path,
+) -> None:
+    # seen: the last download was taken, and the model written, thirty times
     write_rows(tmp_path)
     side = side_of(recipe("fedavg", **PLAIN))
     agent = SiteAgent(site_file(tmp_path, epsilon=None, most_requests=MOST))
     agent.prepare(plan_of(side))
-    for number, split in ((1, "client"), (1, "train"), (2, "client")):
-        about = {"purpose": "score", "stage": "evaluate", "split": split}
+    scores = ((1, "score", "client"), (1, "score", "train"), (2, "score", "client"))
+    for number, purpose, split in (*scores, (2, "finish", None)):
+        about = {"purpose": purpose, "stage": "evaluate", "split": split}
         header, down = asked(side, number, **about)
         purposes = [answer(agent, header, down).purpose for _ in range(MOST + 1)]
         assert purposes == ["reply"] * MOST + ["refusal"]
@@ -70,15 +74,4 @@ def test_another_run_between_does_not_let_the_site_forget_what_it_did(tmp_path: 
         agent.prepare(plan_of(side))
         header, down = asked(side, 1, purpose="score", stage="evaluate", split="client")
         purposes.append(answer(agent, header, down).purpose)
-    assert purposes == ["reply"] * MOST + ["refusal"]
-
-
-@pytest.mark.slow
-def test_the_last_download_is_taken_as_often_as_the_policy_says(tmp_path: Path) -> None:
-    write_rows(tmp_path)
-    side = side_of(recipe("fedavg", **PLAIN))
-    agent = SiteAgent(site_file(tmp_path, epsilon=None, most_requests=MOST))
-    agent.prepare(plan_of(side))
-    header, down = asked(side, 2, purpose="finish", stage="evaluate")
-    purposes = [answer(agent, header, down).purpose for _ in range(MOST + 1)]
     assert purposes == ["reply"] * MOST + ["refusal"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,17 @@ import torch
 import transformers
 
 from commands import fedgist
+from fedgist.federation.keys.kits import read_kit
+from fedgist.federation.network.signed_file import (
+    envelopes_in,
+    joined,
+    read_signed,
+    write_signed,
+)
 from fedgist.models.encoders import encoder_digest
 from fedgist.runs.files import checkpoint
 from fedgist.runs.files.record import read_lines
+from fedgist.wire.envelope import seal, unseal
 from real_federation import RealFederation, real_federation
 from three_sites import NAMES, recipe
 
@@ -109,6 +118,18 @@ def test_a_site_gets_its_model_and_a_later_reply_is_added(tmp_path: Path) -> Non
         assert [p.name for p in tmp_path.iterdir() if "fedgist-" in p.name] == []
         (line,) = read_lines(tmp_path / "by_file/rounds.jsonl")
         assert line["clients/replied"] == 3
+        # seen: a model that the site refuses ended with exit code 0
+        kit = read_kit(tmp_path / "kits/server")
+        sent = read_signed(tmp_path / "by_file/models.fedgist", kit, "models")
+        importlib.import_module("fedgist.methods.analytic")  # its messages
+        late = []
+        for envelope in envelopes_in(sent.content):
+            header, messages = unseal(envelope, 1 << 40)
+            late.append(seal(header.model_copy(update={"round": 5, "messages": {}}), messages))
+        about = sent.header.run, sent.header.recipe
+        write_signed(tmp_path / "late.fedgist", kit, "models", *about, joined(late))
+        said = site(fed, "lyon", "--from-file", tmp_path / "late.fedgist", ok=False)
+        assert "error: the site refuses: message: round 5 is after the last round" in said
         said = site(fed, "lyon", "--from-file", tmp_path / "by_file/models.fedgist")
         (model,) = (tmp_path / "state-lyon/models").iterdir()
         assert str(model) in said

@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 import tomli_w
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from facts_tables import CLASSES, as_toml, data_of, question, tables
 from fedgist.core.tree import map_leaves, named
@@ -404,6 +406,23 @@ def test_a_policy_on_classes_is_not_passed_by(
 
 
 LEAST = 5
+
+
+@given(st.integers(0, 30), st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_of_labels_neither_few_rows_with_nor_few_without_are_told(
+    more: int, counts: list[int]
+) -> None:
+    rows = float(max(counts) + more)
+    text = {"target": "labels", "classes": [*"abcd"[: len(counts)]], "input_shape": [1]}
+    plan = Plan(parsed(json.dumps(text)), Filling())
+    one = {name: torch.full((1,), rows) for name in ("present", "total", "squares")}
+    empty = {field.name: torch.zeros(0) for field in dataclasses.fields(FactsSums)} | one
+    about = {"rows": torch.tensor(rows), "complete": torch.zeros(())}
+    sums = FactsSums(**(empty | about | {"classes": torch.tensor(counts).double()}))
+    told_of, _ = without_few(plan, sums, LEAST)
+    for count, exact in zip(told_of.classes.tolist(), counts, strict=True):
+        assert count in (0, exact)
+        assert count == 0 or (count >= LEAST and (rows == count or rows - count >= LEAST))
 
 
 @pytest.mark.parametrize("seed", range(12))

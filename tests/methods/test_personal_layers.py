@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +18,7 @@ from fedgist.core.method import Context, Method, Part, Phase, Task, Training
 from fedgist.core.nets.net import split_head
 from fedgist.core.objectives.classes import Classes
 from fedgist.errors import InputError, MethodError, RecipeError
+from fedgist.methods import METHODS
 from fedgist.methods.fedper import FedPer
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.lg_fedavg import LGFedAvg
@@ -153,6 +156,23 @@ def test_a_model_of_which_nothing_is_shared_is_refused(method: str, model: dict[
     raw = {"method": {"name": method}, "model": model, "engine": {"workers": 1, "cohort_size": 2}}
     with pytest.raises(InputError, match=r"has no weights that the method shares|nothing to share"):
         fedgist.run(raw, data=blobs(), clients=rows())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_run_of_frozen_bodies_goes_on_or_is_refused(method: str, tmp_path: Path) -> None:
+    raw = {
+        "method": {"name": method},
+        "model": {"name": "mlp", "hidden": [5], "frozen": True},
+        "train": {"num_rounds": 1, "optimizer": "sgd"},
+        "data": {"public": {"client": 0}} if method in {"feddf", "fedmd"} else {},
+        "engine": {"workers": 1, "cohort_size": 3, "checkpoint_every": 1},
+    }
+    given: dict[str, Any] = {"data": blobs(), "clients": rows(), "out": tmp_path / "run"}
+    with contextlib.suppress(InputError):
+        fedgist.run(raw, **given)
+        fedgist.run(**given, resume=True, rounds=2)
 
 
 def test_a_layer_with_a_bias_and_one_without_are_not_averaged() -> None:

@@ -42,26 +42,19 @@ def test_the_counts_of_all_seeds_are_drawn(tmp_path: Path) -> None:
     assert "&lt;dog&gt;" in picture.svg()
 
 
-def test_counts_of_another_round_than_the_kept_one_are_not_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_counts_of_another_round_than_the_kept_one_are_not_drawn(kept: int, tmp_path: Path) -> None:
     # seen: of three seeds one had counts of the round that it kept, and was called all seeds
     for seed in (0, 1):
-        recipe = {
-            "seed": seed,
-            "train": {"num_rounds": 4},
-            "data": {"validation": 0.2},
-            "evaluate": {"keep": "best_validation"},
-            "engine": {"workers": 1, "cohort_size": 5},
-        }
-        fedgist.run(recipe, data=blobs(), clients=rows(), out=tmp_path / f"seed-{seed}")
-    runs = find([tmp_path])
-    drawn = [run for run in runs if last_confusion(run) is not None]
-    for run in runs:
-        counted = [line["round"] for line in run.rounds if line.get(COLUMN)]
-        assert (run in drawn) == (run.kept in counted)
-    pictures = list(of_confusions(study(runs)))
-    assert len(pictures) == bool(drawn)
-    if 0 < len(drawn) < len(runs):
-        assert f"{len(drawn)} of {len(runs)} runs have such counts" in pictures[0].caption
+        write_run(
+            tmp_path / str(seed), [0.5, 0.6, 0.7], seed=seed, columns={COLUMN: [[3, 1], [0, 4]]}
+        )
+    first, second = find([tmp_path])
+    last_alone = [line if line["round"] == 3 else {**line, COLUMN: None} for line in first.rounds]
+    first = replace(first, rounds=last_alone, result={**first.result, "kept_round": kept})
+    pictures = list(of_confusions(study([first, second])))
+    assert (last_confusion(first) is not None) == (kept == 3)
+    assert ("1 of 2 runs have such counts" in pictures[0].caption) == (kept != 3)
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,15 @@ def test_all_bands_of_a_figure_have_one_meaning_and_the_caption_says_it(tmp_path
     assert len(of_clients.figure.axes[0].collections) == 2
 
 
+def test_a_line_that_ends_before_some_of_its_runs_is_named(tmp_path: Path) -> None:
+    # seen: a run of fourteen rounds beside one of five was drawn for five, and nothing said so
+    write_run(tmp_path / "0", [0.4] * 5, planned=14)
+    write_run(tmp_path / "1", [0.4] * 14, seed=1, planned=14)
+    write_run(tmp_path / "2", [0.3] * 9, method="local", planned=14)
+    caption = drawn(tmp_path)["by-round"].caption
+    assert "Lines end with the first of their runs: fedlog (5 of 14) rounds." in caption
+
+
 def test_many_rows_of_one_seed_have_no_band(tmp_path: Path) -> None:
     for number in range(5):
         write_run(tmp_path / str(number), [0.3, 0.4], raw={"train": {"lr": 0.1 * (1 + number)}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,16 @@ def test_seeds_are_averaged_within_a_block(tmp_path: Path) -> None:
     assert ranks.scores[0] == pytest.approx((0.7,) * 4)
 
 
+@given(st.integers(2, 400), st.lists(st.integers(0, 9), min_size=3, max_size=6))
+def test_scores_that_differ_by_rounding_share_a_rank(rows: int, right: list[int]) -> None:
+    exact = np.array([right] * 3, dtype=float)
+    noisy = np.stack([(exact[0] + k) / rows - k / rows for k in range(3)])
+    assert mean_ranks(noisy, "higher").tolist() == [2.0, 2.0, 2.0]
+    test = friedman(noisy)
+    assert test is not None
+    assert (test.statistic, test.p) == (0.0, 1.0)
+
+
 def test_methods_are_ranked_by_the_seeds_that_all_have(tmp_path: Path) -> None:
     # seen: one seed of a method was ranked against the means of three of the others
     scores = {"fedavg": [0.5, 0.9, 0.9], "fedlog": [0.6], "local": [0.4, 0.1]}
@@ -138,6 +149,9 @@ def test_methods_are_ranked_by_the_seeds_that_all_have(tmp_path: Path) -> None:
     notes = " ".join(ranks.notes)
     assert "1 of 3 runs count" in notes
     assert "1 of 2 runs count" in notes
+    shutil.rmtree(tmp_path / "fedavg-0")
+    with pytest.raises(ReportError, match="is one of all methods"):
+        ranks_of(find([tmp_path]))
 
 
 def test_a_block_that_lacks_a_method_is_named_and_left_out(tmp_path: Path) -> None:

@@ -331,6 +331,24 @@ def test_the_recipe_says_the_positive_class_and_the_specificity(tmp_path: Path) 
     assert "with 50 % specificity" in sheet.caption
 
 
+@pytest.mark.parametrize(
+    "other", [{"evaluate": {"specificity": 0.5}}, {"objective": {"positive": 0}}]
+)
+def test_thresholds_of_another_class_or_specificity_are_left_out_by_name(
+    other: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    # seen: one table, named after the first run, had means of 95 % and 50 %, and of both classes
+    run = make_run(tmp_path / "run", "fedprox", **other)
+    study = comparison.study(find([folder, run]))
+    (sheet,) = [sheet for sheet in row_sheets(study) if "Sensitivity" in sheet.title]
+    alone = comparison.study(find([folder]))
+    (plain,) = [sheet for sheet in row_sheets(alone) if "Sensitivity" in sheet.title]
+    assert sorted(row[1:] for row in sheet.rows) == sorted(row[1:] for row in plain.rows)
+    left_out = "; left out, of another class or specificity: runs of fedprox"
+    assert left_out in sheet.caption.replace("method.mu=", "")
+    assert left_out not in plain.caption
+
+
 def test_calibration_and_decision_curve(folder: Path) -> None:
     study = comparison.study(find([folder]))
     drawn = {picture.name: picture for picture in pictures.pictures(study)}

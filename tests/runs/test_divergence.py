@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from fedgist.api.result import Result
 from fedgist.cli.main import app
 from fedgist.core.objectives.metrics import Metric
 from fedgist.errors import RecipeError
+from fedgist.report.tables.client_scores import scores_of
 from fedgist.report.tables.comparison import study
 from fedgist.report.tables.mean_counts import part_of_run
 from fedgist.report.tables.run_tables import overview
@@ -158,6 +160,12 @@ def test_what_a_run_had_before_it_diverged_is_not_its_result(tmp_path: Path) -> 
     # rejects the score of round 2, the last one that there is
     assert run_after.last(ACCURACY) is None
     assert part_of_run(run_after, ACCURACY) == "diverged in round 3"
+    # seen: tables by client had the scores of round 2
+    assert scores_of(run_after, "accuracy") == {}
+    # and a row whose first seed diverged had no score of the others
+    other = replace(run_after, rounds=lines, recipe=run_after.recipe | {"seed": 1})
+    (cells,) = overview([run_after, other]).rows
+    assert cells[1].startswith(f"{100 * lines[-1][ACCURACY]:.2f}")
 
 
 def _lines(folder: Path) -> str:

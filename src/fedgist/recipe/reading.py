@@ -20,7 +20,7 @@ from fedgist.core.training import Training
 from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
 from fedgist.methods import base_name
 from fedgist.models import PREFIX
-from fedgist.options import checked
+from fedgist.options import DEEPEST, checked
 from fedgist.recipe.own_code import holds_module, modules_from
 from fedgist.recipe.schema import (
     MethodSection,
@@ -34,7 +34,6 @@ __all__ = ["Recipe", "defaults", "flat", "make", "read", "read_recorded", "role_
 
 CODE_FOLDER = "engine.code_folder"
 OPEN = frozenset({"model", "method"})  # sections whose keys depend on what they name
-MOST_PARTS = 32  # of a dotted key in a recipe of others: tomllib's time and memory are their square
 QUOTED = re.compile(r""" "(?:[^"\\]|\\.)*+"? | '[^']*+'? """, re.VERBOSE)  # also to a line's end
 # sections that a method may have of its own, in its table
 OF_A_METHOD = MappingProxyType({"train": Training, "objective": ObjectiveSection})
@@ -118,14 +117,26 @@ def recorded(text: str) -> Recipe:
     RecipeError
         If the recipe is not valid.
     """
-    bare = (QUOTED.sub("", line).partition("#")[0] for line in text.split("\n"))
-    keys = (line.partition("=")[0] for line in bare)
-    if any(key.count(".") >= MOST_PARTS for key in keys):
-        raise RecipeError(f"the recipe has a key of more than {MOST_PARTS} parts")
     try:
-        return _recorded(tomllib.loads(text))
+        return _recorded(tables_of(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RecipeError(f"the recipe is not TOML: {first_line(error)}") from error
+
+
+def tables_of(text: str) -> dict[str, Any]:
+    """Return the tables of TOML that may be another's.
+
+    The time and the memory that tomllib takes for a dotted key are the square of its parts.
+
+    Raises
+    ------
+    TOMLDecodeError
+        If it is not TOML, or a key has more parts than tables may be deep.
+    """
+    bare = (QUOTED.sub("", line).partition("#")[0] for line in text.split("\n"))
+    if any(line.partition("=")[0].count(".") >= DEEPEST for line in bare):
+        raise tomllib.TOMLDecodeError(f"a key has more than {DEEPEST} parts")
+    return tomllib.loads(text)
 
 
 def _recorded(raw: Mapping[str, object]) -> Recipe:
@@ -139,7 +150,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # reading a pipe would wait for ever
         raise RecipeError(f"{path} is not a file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tables_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise RecipeError(
             f"there is no recipe {path}; `fedgist list recipes` lists those of fedgist"

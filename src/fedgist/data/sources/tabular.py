@@ -170,7 +170,7 @@ def table(
         inputs=[name for column in used for name in column.inputs],
         precise=options.get("precise", False),
     )
-    numbers = encode(train, [Column(name) for name in beside], missing=gaps).T.float()
+    numbers = [_finite(train, name, gaps, cured=False).float() for name in beside]
     notes = tuple(dict.fromkeys((*data.notes, *whole.notes, *held.notes, *of_columns)))
     return replace(
         with_columns(data, used),

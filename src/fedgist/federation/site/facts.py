@@ -481,6 +481,10 @@ def without_few(plan: Plan, sums: FactsSums, least: int) -> tuple[FactsSums, lis
     bins, categories, classes = (array.clone() for array in counts)
     if plan.counted and plan.question.target == "class":
         left_out += ["classes"] * _hide(classes, float(sums.rows), least)
+    elif plan.question.target == "labels":
+        few_labels = _few(classes, float(sums.rows), least)
+        left_out += ["labels"] * bool(few_labels.any())
+        classes.masked_fill_(few_labels, 0.0)
     at = 0
     for place, number in enumerate(plan.numbers):
         width = len(number.edges) + 1 if number.edges else 0

@@ -74,7 +74,7 @@ class PolicySection(BaseModel):
     """How often a run may have one stage trained, one set of rows scored, or its model completed.
 
     An answer that is given again from memory does not count. A server asks again if it returns to a
-    checkpoint.
+    checkpoint. The site's process counts, from its start.
     """
     most_local_steps: PositiveInt = 1_000_000
     """Largest number of local steps in one round of a run."""

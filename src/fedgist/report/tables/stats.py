@@ -128,8 +128,8 @@ def paired_difference(
     ):
         return Comparison(difference, None)
     # else differences that are equal, such as 3 / 355 twice, have ranks by their rounding
-    size = max(map(abs, [*values.values(), *reference.values()])) or 1.0
-    differences = [size * round(value / size, EXACT_DIGITS) for value in differences]
+    size = max(map(abs, [*values.values(), *reference.values()]))
+    differences = without_rounding(np.array(differences), size).tolist()
     if not any(differences):
         return Comparison(difference, 1.0)
     from scipy import special, stats  # as above
@@ -179,12 +179,24 @@ class RankTest:
     critical: float
 
 
+def without_rounding(values: np.ndarray, size: float) -> np.ndarray:
+    """Return numbers in which equal ones are equal, where they differed by rounding alone.
+
+    ``size`` is the largest of the scores from which they come.
+    """
+    return np.round(values / (size or 1.0), EXACT_DIGITS) * (size or 1.0)
+
+
 def mean_ranks(scores: ScoreTable, better: Better) -> MeanRanks:
     """Return the mean ranks (methods,) of ``scores`` (methods, blocks); the best has rank 1."""
     from scipy.stats import rankdata  # as above
 
-    sign = -1.0 if better == "higher" else 1.0
+    sign, scores = -1.0 if better == "higher" else 1.0, without_rounding(scores, _largest(scores))
     return np.asarray(rankdata(sign * scores, axis=0).mean(1), dtype=np.float64)
+
+
+def _largest(scores: ScoreTable) -> float:
+    return float(np.abs(scores).max(initial=0.0))
 
 
 def friedman(scores: ScoreTable) -> RankTest | None:
@@ -193,6 +205,7 @@ def friedman(scores: ScoreTable) -> RankTest | None:
     If no method differs from another in any block, p is 1.
     """
     methods, blocks = scores.shape
+    scores = without_rounding(scores, _largest(scores))
     if methods < FEWEST_METHODS or blocks < FEWEST_BLOCKS:
         return None
     from scipy.stats import friedmanchisquare, studentized_range  # as above

@@ -12,7 +12,6 @@ import csv
 import hashlib
 import io
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import tomli_w
 
 from fedgist.core.objectives.metrics import LOSS, PROBE, PROBES_BESIDE
 from fedgist.errors import DataError, first_line, shown
+from fedgist.recipe.reading import tables_of
 from fedgist.runs.files.columns import (
     COUNT,
     COUNT_OF,
@@ -113,7 +113,7 @@ def read_csv(path: Path) -> FinishedRun:
 def _parse(text: str, path: Path) -> FinishedRun:
     above = re.match(r"(#[^\n]*\n)*", text)
     length = above.end() if above else 0
-    head = tomllib.loads("".join(line[1:] + "\n" for line in text[:length].split("\n")))
+    head = tables_of("".join(line[1:] + "\n" for line in text[:length].split("\n")))
     if head.get(KIND) != VERSION:
         raise ValueError(f"it has {KIND} = {shown(head.get(KIND))}, not {VERSION}")
     rest = text.partition("\n")[2]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedgist.errors import DataError, ReportError, SealError
+from fedgist.recipe.reading import tables_of
 from fedgist.runs.files.file_checks import fault_of_recipe, fault_of_result
 from fedgist.runs.files.record import (
     METRICS_FILE,
@@ -99,13 +99,13 @@ def _toml(text: str) -> dict[str, Any]:
     """Parse a recipe; the text after the seed's line is parsed once for all seeds of a setting."""
     first, _, rest = text.partition("\n")
     if not first.startswith("seed = "):
-        return tomllib.loads(text)
-    return {**tomllib.loads(first), **_parsed_once(rest)}
+        return tables_of(text)
+    return {**tables_of(first), **_parsed_once(rest)}
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed_once(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
+    return tables_of(text)
 
 
 def find(folders: Iterable[Path], *, trust: bool = False) -> list[FinishedRun]:
