@@ -39,6 +39,9 @@ def test_the_demo_prints_what_the_readme_says(tmp_path: Path) -> None:
         fedgist(*shlex.split(line)[1:], cwd=tmp_path, COLUMNS="100").stdout for line in lines
     )
     here, said = table(printed), table((ROOT / "README.md").read_text("utf-8"))
+    legend = "; one model: accuracy of a global model on all test rows"
+    for page in (printed, (ROOT / "README.md").read_text("utf-8")):
+        assert legend in " ".join(page.split())
     for name, (accuracy, spread, rounds, sent) in said.items():
         assert here[name][0] == pytest.approx(accuracy, abs=ROUNDING)
         assert here[name][1] == pytest.approx(spread, abs=ROUNDING)

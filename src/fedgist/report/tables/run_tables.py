@@ -58,6 +58,8 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
     missing = dict(zip(names, groups, strict=True))
     cells = [{title: cell(measure, seeds) for title, cell in scores.items()} for seeds in groups]
     titles = _filled([score], cells) if models else [*scores]
+    # without a spread the scores are of no clients
+    told = [t for t in titles if t != "spread" or any(line[t] != NONE for line in cells)]
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
         (name, *(texts[title] for title in titles), *_costs(seeds))
@@ -70,7 +72,7 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
         lines,
         "; ".join(
             [
-                _legend(_filled([score], cells), [n for n in models if n in titles]),
+                _legend(told, [n for n in models if n in titles]),
                 *simulated(runs),
                 *filter(None, [sentence(missing, groups[0][0].column_of(metric)) if runs else ""]),
             ]
