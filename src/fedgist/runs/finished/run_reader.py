@@ -103,9 +103,7 @@ def _toml(text: str) -> dict[str, Any]:
     return {**tables_of(first), **_parsed_once(rest)}
 
 
-@functools.lru_cache(maxsize=256)
-def _parsed_once(text: str) -> dict[str, Any]:
-    return tables_of(text)
+_parsed_once = functools.lru_cache(maxsize=256)(tables_of)
 
 
 def find(folders: Iterable[Path], *, trust: bool = False) -> list[FinishedRun]:
