@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -21,8 +24,11 @@ from fedgist.engines.client_host import ClientHost
 from fedgist.engines.kept_features import KeptFeatures, _cut
 from fedgist.errors import InputError
 from fedgist.methods.fedavg import FedAvg
+from fedgist.recipe.overrides import ClientGroup
 from fedgist.testing.small_worlds import (
     ALONE,
+    CLASSES,
+    FEATURES,
     Trace,
     local_engine,
     loopback,
@@ -56,24 +62,27 @@ def is_same(a: Trace, b: Trace) -> bool:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The row numbers (rows,) of each piece that a body has encoded."""
     seen: list[Tensor] = []
-    plain = kept_features._Bank._encoded
+    plain = kept_features._encode
 
-    def counted(bank: Any, rows: Tensor) -> Tensor:
+    def counted(encoder: Net, examples: Any, rows: Tensor) -> Tensor:
         seen.append(rows)
-        return plain(bank, rows)
+        return plain(encoder, examples, rows)
 
-    monkeypatch.setattr(kept_features._Bank, "_encoded", counted)
+    monkeypatch.setattr(kept_features, "_encode", counted)
     return seen
+
+
+def once(small: World) -> Tensor:
+    """How often each row number is encoded, if each training and each test row is, once."""
+    train, test = small.population.train.rows, small.population.test.rows
+    most = int(max(train.max(), test.max())) + 1
+    return train.bincount(minlength=most) + test.bincount(minlength=most)
 
 
 @pytest.mark.parametrize("model", [FROZEN, ADAPTED])
 def test_each_row_is_encoded_once_in_a_run(model: Any, encoded: list[Tensor]) -> None:
     trace(frozen_world(model), rounds=4)
-    small = frozen_world(model)
-    train, test = small.population.train.rows, small.population.test.rows
-    counts = torch.cat(encoded).bincount()
-    expected = train.bincount(minlength=len(counts)) + test.bincount(minlength=len(counts))
-    assert torch.equal(counts, expected)
+    assert torch.equal(torch.cat(encoded).bincount(), once(frozen_world(model)))
 
 
 @pytest.mark.parametrize("model", [FROZEN, ADAPTED])
@@ -98,11 +107,58 @@ def test_a_later_run_reads_the_file_and_other_weights_do_not(
     first = trace(with_features(frozen_world(), feature_memory=0))
     done = len(encoded)
     again = trace(with_features(frozen_world(), feature_memory=0))
-    assert done > 0
-    assert len(encoded) == done
+    first_rows = len(list(tmp_path.rglob("values")))  # of each file
+    assert done > 2 * first_rows > 0
+    assert len(encoded) == done + first_rows
     assert is_same(first, again)
     trace(with_features(frozen_world(seed=1), feature_memory=0))
-    assert len(encoded) > done
+    assert len(encoded) > done + 2 * first_rows
+
+
+class Outside(nn.Module):
+    """A body whose numbers are no parameters, such as those of a program in another format."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.numbers).tanh()
+
+
+def outside_world(numbers: Tensor, layers: Sequence[int] = ()) -> World:
+    """A world with such a body: ``numbers`` (6, features), and linear layers of these widths."""
+    widths = [numbers.shape[1], *layers, CLASSES]
+
+    def build() -> nn.Module:
+        linear = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
+        return nn.Sequential(Outside(numbers), *linear)
+
+    given = {"public": None, "groups": {"mine": ClientGroup(build)}}
+    return world("fedavg", model={"frozen": True}, given=given)
+
+
+def test_a_body_without_parameters_encodes_each_row_once(encoded: list[Tensor]) -> None:
+    small = outside_world(torch.ones(FEATURES, 2))
+    trace(small, rounds=3)
+    assert torch.equal(torch.cat(encoded).bincount(), once(small))
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 2**31), st.integers(1, 6), st.lists(st.integers(1, 4), max_size=2), st.data())
+def test_a_body_is_known_by_what_it_does(
+    seed: int, width: int, layers: list[int], data: Any
+) -> None:
+    """Other numbers or other code give other features, whatever a module shows of them."""
+    numbers = random.normal(random.key(seed), (FEATURES, width))
+    changed = numbers.clone()
+    changed[data.draw(st.integers(0, FEATURES - 1)), data.draw(st.integers(0, width - 1))] += 0.5
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", folder)
+        for of in (numbers, changed):
+            small = outside_world(of, layers)
+            in_file = trace(with_features(small, feature_memory=0), ALONE, rounds=1)
+            assert is_same(in_file, trace(with_features(small, features="anew"), ALONE, rounds=1))
 
 
 def test_a_full_or_unwritable_cache_is_an_error_that_says_what_to_do(

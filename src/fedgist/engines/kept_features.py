@@ -33,12 +33,14 @@ from fedgist.data.examples import Examples
 from fedgist.data.sources.file_sizes import in_words, usable_memory
 from fedgist.engines.engine import Split
 from fedgist.engines.population import Features, HostSettings, Population
+from fedgist.engines.process_control import as_workers_do
 from fedgist.errors import DataError
 from fedgist.training.client_store import shared
 from fedgist.training.inference import rows_at_once
 
 FOLDER = "features"  # in the user's cache
 AT_ONCE = 1 << 20  # numbers that are digested together
+TRIED = 8  # rows whose features say which encoder it is
 MOST_ROWS = 64  # that are encoded together: an encoder may enlarge images a hundred times
 SHARE = 4  # of the usable memory, one part is for features
 
@@ -91,17 +93,23 @@ def _divided(net: Net) -> Divided | None:
     if arch.frozen is None or not arch.evaluates or net.buffers:
         return None
     first, rest = _cut(arch.module, [*net.body])
-    if not any(True for _ in first.parameters()):
+    if not _computes(first):
         return None
     encoder = replace(net, params={}, arch=replace(arch, module=first))
-    array = next(first.parameters())
-    kind = torch.int64 if arch.words else torch.float32
+    kind, device = torch.int64 if arch.words else torch.float32, net.head[0].device
     with torch.no_grad():
-        out = encoder.features(torch.zeros(1, *arch.input_shape, dtype=kind, device=array.device))
+        out = encoder.features(torch.zeros(1, *arch.input_shape, dtype=kind, device=device))
     if out.dtype != torch.float32:
         return None
     shape = tuple(out.shape[1:])
     return Divided(encoder, replace(arch, module=rest, input_shape=shape, words=0), shape)
+
+
+def _computes(module: nn.Module) -> bool:
+    """Return whether a module has parameters, or is a user's, whose numbers may lie elsewhere."""
+    places = {type(layer).__module__ for layer in module.modules()}
+    own = {place for place in places if not place.startswith(("torch.", "fedgist."))}
+    return bool(own) or any(True for _ in module.parameters())
 
 
 def _cut(module: nn.Module, learned: Sequence[str], path: str = "") -> tuple[nn.Module, nn.Module]:
@@ -264,16 +272,16 @@ class _Bank:
         for number in wanted.tolist():
             rows = self.pieces.rows[number]
             at = rows.to(device)
-            values[at] = self._encoded(at)
+            values[at] = _encode(self.encoder, self.pieces.examples, at)
             if self.kept:
                 self.present[number] = True
         return values
 
-    def _encoded(self, rows: Tensor) -> Tensor:
-        """Return the features of rows (rows,)."""
-        x = self.pieces.examples.batch(rows.unsqueeze(0)).x[0]
-        with torch.no_grad():
-            return self.encoder.features(x)
+
+def _encode(encoder: Net, examples: Examples, rows: Tensor) -> Tensor:
+    """Return the features of rows (rows,)."""
+    with torch.no_grad():
+        return encoder.features(examples.batch(rows.unsqueeze(0)).x[0])
 
 
 def _in_file(digest: str | None, shape: Sequence[int], pieces: int) -> tuple[Tensor, Tensor]:
@@ -321,9 +329,12 @@ def _named(folder: Path, digest: str | None) -> Iterator[Path]:
     yield folder / digest
 
 
-def _digest(net: Net, pieces: Pieces) -> str | None:
-    """Return what features depend on, as a name; None if rows cannot be known before reading."""
-    examples, arch = pieces.examples, net.arch
+def _digest(encoder: Net, pieces: Pieces) -> str | None:
+    """Return what features depend on, as a name; None if rows cannot be known before reading.
+
+    The code of an encoder and its options are known by what it does to the first rows.
+    """
+    examples, arch = pieces.examples, encoder.arch
     assert arch.frozen is not None
     arrays = {**arch.frozen.params, **arch.frozen.buffers}
     owner = examples.owner
@@ -339,6 +350,9 @@ def _digest(net: Net, pieces: Pieces) -> str | None:
             return None
         about += identity
         arrays["x"] = examples.x.numbers
+    for rows in pieces.rows[:1]:
+        with as_workers_do():
+            arrays["features"] = _encode(encoder, examples, rows[:TRIED])
     digest = hashlib.sha256("\n".join(about).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())

@@ -370,7 +370,7 @@ class EngineSection(_Section):
     """Memory for features of frozen bodies, in bytes. The default is a quarter of what is free.
 
     Features that take more are in a file of the user's cache, which later runs of the same rows
-    and weights read.
+    and encoder read.
     """
     checkpoint_every: PositiveInt = 10
     """Number of rounds between checkpoints."""
