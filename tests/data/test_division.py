@@ -15,13 +15,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedgist.core import random
 from fedgist.data.content_draws import split_by_content
 from fedgist.data.dataset import Dataset
 from fedgist.data.division import Division, OwnTestRowsError
 from fedgist.data.held_out_rows import held_out
+from fedgist.data.partition import hold_out
 from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError, RecipeError
 from fedgist.recipe.reading import make
+from fedgist.testing.small_worlds import world_of
 
 Rows = list[tuple[str, str]]  # the class and the client of each row
 ROWS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("XYZ")), min_size=1, max_size=60)
@@ -147,6 +150,42 @@ def test_private_folds_cover_all_rows_and_one_row_more_moves_none() -> None:
     assert not torch.equal(other, held[0])
 
 
+@given(st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=12), max_size=4), st.data())
+def test_validation_rows_are_whole_groups_as_many_as_fit(
+    of_clients: list[list[int]], data: st.DataObject
+) -> None:
+    """``of_clients`` is the group of each row of each client."""
+    share, key = data.draw(st.floats(0.05, 0.95)), random.key(data.draw(st.integers(0, 99)))
+    groups = torch.tensor([group for own in of_clients for group in own], dtype=torch.int64)
+    train = list(torch.split(torch.arange(len(groups)), [len(own) for own in of_clients]))
+    kept, held = hold_out(train, share, key, None, groups)
+    learned, validated = set[int](), set[int]()
+    for client, rows in enumerate(train):
+        assert torch.equal(torch.cat([kept[client], held[client]]).sort().values, rows)
+        assert len(held[client]) <= share * len(rows)
+        learned |= set(groups[kept[client]].tolist())
+        validated |= set(groups[held[client]].tolist())
+    assert not learned & validated
+    for group in learned:  # none of these would have fitted as well
+        left = [int(share * len(rows)) - len(held[i]) for i, rows in enumerate(train)]
+        assert any(int((groups[rows] == group).sum()) > left[i] for i, rows in enumerate(train))
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=12), st.integers(0, 5), st.integers(0, 99))
+def test_a_site_holds_out_the_groups_that_a_simulation_does(
+    own: list[int], number: int, seed: int
+) -> None:
+    """It knows no other site's rows, and numbers its own groups by itself."""
+    key, alone = random.key(seed), torch.tensor(own)
+    others = [torch.tensor([9, 9, 10, 11, 12]) + 4 * client for client in range(number)]
+    groups = torch.cat([*others, alone])
+    train = list(torch.split(torch.arange(len(groups)), [5] * number + [len(own)]))
+    together = hold_out(train, 0.4, key, None, groups)[1][number] - 5 * number
+    renumbered = torch.unique(alone, return_inverse=True)[1]
+    rows = [torch.arange(len(own))]
+    assert torch.equal(hold_out(rows, 0.4, key, None, renumbered, first=number)[1][0], together)
+
+
 def table(folder: Path) -> dict[str, Any]:
     lines = ["age,patient,town,sick"]
     lines += [f"{i % 17},p{i // 3},{'AB'[i // 30]},{i // 3 % 2}" for i in range(60)]
@@ -168,6 +207,29 @@ def test_patients_of_a_table_stay_together_and_are_no_input(tmp_path: Path) -> N
         load_data("table", **options)
 
 
+@pytest.mark.parametrize("partition", [{"name": "natural"}, {"name": "dirichlet", "alpha": 1.0}])
+def test_patients_of_a_table_stay_together_in_validation(
+    tmp_path: Path, partition: dict[str, Any]
+) -> None:
+    data = {"name": "table", **table(tmp_path), "validation": 0.4}
+    data["path"] = str(data["path"])
+    raw: dict[str, Any] = {
+        "data": data | {"train_rows": 47, "draw": "random"},
+        "partition": partition,
+        "clients": {"num_clients": 2},
+        "model": {"name": "logistic"},
+    }
+    made = world_of(make(raw))
+    groups = made.data.groups
+    assert groups is not None
+    assert len(groups) == 47
+    learned, held = groups[made.partition.train.rows], groups[made.partition.validation.rows]
+    assert len(held) > 0
+    assert not set(learned.tolist()) & set(held.tolist())
+    with pytest.raises(RecipeError, match=r"data\.held_out draws single rows, and data\.group"):
+        world_of(make(raw | {"data": data | {"validation": 0.0, "held_out": 5}}))
+
+
 @pytest.mark.parametrize("source", ["parquet", "huggingface"])
 def test_other_sources_have_groups_too(tmp_path: Path, source: str) -> None:
     """The rows of a patient are tested together, within each town."""
@@ -186,6 +248,8 @@ def test_other_sources_have_groups_too(tmp_path: Path, source: str) -> None:
     for number in range(5):
         data = load_data(source, division=Division(folds=5, number=number), **options)
         assert data.x.shape[1] == 1
+        assert data.groups is not None
+        assert torch.bincount(data.groups).tolist() == [3] * 16
         ages = data.x_test[:, 0].int().tolist()
         whole = {age // 3 for age in ages}
         assert len(ages) == 3 * len(whole)
@@ -202,6 +266,8 @@ def test_arrays_have_groups_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=x, y=patient % 2, group=patient)
     data = load_data("npz", path=tmp_path / "d.npz", division=Division(folds=3))
     assert len({int(row[0]) // 10 for row in data.x_test}) * 5 == len(data.x_test)
+    assert data.groups is not None
+    assert torch.bincount(data.groups).tolist() == [5] * 4
 
 
 @pytest.mark.parametrize(

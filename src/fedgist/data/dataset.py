@@ -47,11 +47,13 @@ class Dataset:
     Texts are int32 word numbers ``x`` (rows, length), and ``vocabulary`` encodes them.
 
     If the source knows them, ``clients`` and ``clients_test`` are (rows,), the client number of
-    each row, and ``client_names`` are the source's names of the clients. ``annotations`` are
-    additional numbers of each training row, float32 (rows,) by name, that are not inputs, such as a
-    weight in what its client releases. ``superclasses`` are the superclass of each class, if
-    classes form groups. ``measured`` lists the parts that were computed from the training rows and
-    reveal information about them: ``"moments"``, ``"fill"``, ``"categories"``, ``"vocabulary"``.
+    each row, and ``client_names`` are the source's names of the clients. ``groups`` (rows,) are the
+    group of each training row, such as a patient, if rows are held out by groups.
+    ``annotations`` are additional numbers of each training row, float32 (rows,) by name, that are
+    not inputs, such as a weight in what its client releases. ``superclasses`` are the superclass of
+    each class, if classes form groups. ``measured`` lists the parts that were computed from the
+    training rows and reveal information about them: ``"moments"``, ``"fill"``, ``"categories"``,
+    ``"vocabulary"``.
 
     Rows may be read when they are used (:func:`fedgist.lazy`). Then ``lazy`` and ``lazy_test`` read
     them. ``x`` and ``x_test`` are then tensors on the device ``meta``, which have only a shape and
@@ -75,6 +77,7 @@ class Dataset:
     clients: Tensor | None = field(default=None, repr=False)
     clients_test: Tensor | None = field(default=None, repr=False)
     client_names: tuple[str, ...] = field(default=(), repr=False)
+    groups: Tensor | None = field(default=None, repr=False)
     annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     vocabulary: Vocabulary | None = field(default=None, repr=False)
     superclasses: tuple[int, ...] = field(default=(), repr=False)
@@ -149,9 +152,9 @@ class Dataset:
 
     def only(self, rows: Tensor | slice) -> Dataset:
         """Return the same data with only these training rows: row numbers (rows,), or a slice."""
-        clients = None if self.clients is None else self.clients[rows]
+        clients, groups = (v if v is None else v[rows] for v in (self.clients, self.groups))
         beside = {name: values[rows] for name, values in self.annotations.items()}
-        some = replace(self, y=self.y[rows], clients=clients, annotations=beside)
+        some = replace(self, y=self.y[rows], clients=clients, groups=groups, annotations=beside)
         return some.with_inputs(self.inputs[rows], self.inputs_test)
 
     def with_inputs(self, x: Inputs, x_test: Inputs) -> Dataset:

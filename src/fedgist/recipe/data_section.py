@@ -215,8 +215,8 @@ class Data(OpenSection):
     """Fraction of each client's training rows held out for validation.
 
     The record then has the columns ``eval/validation/...``. Set it to tune or to stop early. With
-    ``privacy.unit = "record"`` each row is held out with this probability, independently of the
-    others.
+    ``data.group`` they are whole groups, as many as fit. With ``privacy.unit = "record"`` each row
+    is held out with this probability, independently of the others.
     """
     held_out: NonNegativeInt = 0
     """Number of training rows held out for validation at the server.

@@ -215,7 +215,7 @@ def divide(setup: Setup, data: Dataset) -> Partition:
             **p.options,
         )
     train, tests, names = own_rows(clients, clients_test, len(data.y), len(data.y_test))
-    kept, held = hold_out(train, recipe.data.validation, key, draw)
+    kept, held = hold_out(train, recipe.data.validation, key, draw, data.groups)
     return Partition(kept, held, Rows.of(tests), names)
 
 

@@ -135,6 +135,11 @@ def hold_out_at_server(setup: Setup, data: Dataset) -> tuple[Dataset, Dataset | 
     """Return the clients' data without held-out rows, and the held-out rows or None."""
     if not setup.recipe.data.held_out:
         return data, None
+    if data.groups is not None:
+        raise RecipeError(
+            "data.held_out draws single rows, and data.group keeps rows together: use "
+            "data.validation, which holds out whole groups at the clients"
+        )
     return _taken_out(setup, data, setup.recipe.data.held_out, "data.held_out")
 
 

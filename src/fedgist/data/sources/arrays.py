@@ -57,7 +57,8 @@ def npz(*, path: str | Path, **options: Unpack[RowOptions]) -> Dataset:
         Whose each row is (rows,): whole numbers or texts, which the clients are called. For
         ``partition.name = "natural"``.
     ``group``
-        What stays together when test rows are chosen (rows,), such as the patient of each row.
+        What stays together when test or validation rows are chosen (rows,), such as the patient
+        of each row.
     ``test``
         1 or true for the rows that are held out as test rows (rows,), 0 or false for the others.
     ``x_test``, ``y_test``, ``client_test``

@@ -55,7 +55,8 @@ def huggingface(
     client
         The column with the name of the client that owns a row.
     group
-        The column of what stays together when test rows are chosen, such as ``"patient"``.
+        The column of what stays together when test or validation rows are chosen, such as
+        ``"patient"``.
     image_size
         Size of all images: the side of a square in pixels, or ``[height, width]``. The default is
         the size of the first image, which may have at most 2048x2048 pixels.

@@ -62,8 +62,8 @@ def parquet(
     client
         The column with the name of the client that owns a row.
     group
-        The column of what stays together when test rows are chosen, such as ``"patient"``: all its
-        rows are test rows, or none. It is no input.
+        The column of what stays together when test or validation rows are chosen, such as
+        ``"patient"``: all its rows are among them, or none. It is no input.
     test
         A column that is 1 (true) for test rows and 0 (false) for the others.
     ignore

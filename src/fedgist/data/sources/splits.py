@@ -70,7 +70,7 @@ class Split:
     Inputs are a tensor, or rows that are read when they are used. ``clients`` are an array (rows,)
     of text, as :func:`as_texts` returns it. So are ``labels``, or they are numbers (rows, outputs),
     with NaN where one is missing, or the classes of pixels (rows, height, width), -1 where it is
-    missing. ``groups`` (rows,) are what stays together if test rows are chosen, such as patients.
+    missing. ``groups`` (rows,) are what stays together if rows are held out, such as patients.
     """
 
     inputs: Inputs
@@ -219,6 +219,11 @@ def codes(texts: Values, classes: tuple[str, ...]) -> Tensor:
     return torch.tensor([position[text] for text in texts], dtype=torch.int64)
 
 
+def _numbered(groups: Values) -> Tensor:
+    """Return the number of each text (rows,), in their sorted order: int64 (rows,)."""
+    return torch.from_numpy(np.unique(groups, return_inverse=True)[1])
+
+
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the standard deviation of ``x / scale`` for each channel or column.
 
@@ -322,6 +327,7 @@ def dataset(
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
         client_names=clients,
+        groups=None if train.groups is None else _numbered(train.groups),
         target=target,
         notes=(
             *note_on_left_out(given - len(y) - len(y_test)),

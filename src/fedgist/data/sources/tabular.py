@@ -80,8 +80,8 @@ def table(
     client
         The column with the name of the client that owns a row.
     group
-        The column of what stays together when test rows are chosen, such as ``"patient"``: all its
-        rows are test rows, or none. It is no input.
+        The column of what stays together when test or validation rows are chosen, such as
+        ``"patient"``: all its rows are among them, or none. It is no input.
     test
         A column that is 1 (true) for test rows and 0 (false) for the others, or a second table with
         the test rows.
@@ -155,6 +155,7 @@ def table(
                 encode(part, used, missing=gaps),
                 labels_of(part, labels, target, numbered=numbered),
                 _clients(part, client),
+                _group(part, reading),
             )
             for part in (train, held)
         )

@@ -385,7 +385,7 @@ def _population(
     key, share = random.key(recipe.seed, "partition"), recipe.data.validation
     draw = validation_draw(data, secret) if recipe.privacy.unit == "record" else None
     rows = [torch.arange(len(data.y))]
-    train, validation = hold_out(rows, share, key, draw, first=number)
+    train, validation = hold_out(rows, share, key, draw, data.groups, first=number)
     if recipe.data.normalize == "client":
         mean, std = own_moments(data, train[0])
         data = replace(data, mean=mean, std=std)
