@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -144,7 +144,7 @@ def test_a_body_without_parameters_encodes_each_row_once(encoded: list[Tensor]) 
     assert torch.equal(torch.cat(encoded).bincount(), once(small))
 
 
-@settings(max_examples=5)
+@settings(max_examples=5, phases=[Phase.generate])
 @given(st.integers(0, 2**31), st.integers(1, 6), st.lists(st.integers(1, 4), max_size=2), st.data())
 def test_a_body_is_known_by_what_it_does(
     seed: int, width: int, layers: list[int], data: Any

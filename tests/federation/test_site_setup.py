@@ -24,7 +24,9 @@ from fedgist.federation.site.policy import (
 )
 from fedgist.federation.site.process import check_rows_of_owner
 from fedgist.federation.site.setup import allowed_rows, plain_data, site_part, try_training
+from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
+from fedgist.testing.small_worlds import world_of
 from fedgist.wire.envelope import Header
 from fedgist.world.privacy_budget import PrivacyBudget
 from three_sites import ARCHITECTURES, NAMES, SAME, parsed, recipe, write_rows
@@ -35,6 +37,39 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     write_rows(folder)
     return folder
+
+
+def test_a_site_validates_by_the_patients_of_the_simulation(tmp_path: Path) -> None:
+    """All rows of a patient are trained on or validate, the same as where sites are simulated."""
+    x, patient = torch.rand(90, 64), np.arange(90) // 4
+    owner = np.minimum(patient // 8, 2)
+    arrays: dict[str, Any] = {
+        "x": x.numpy(),
+        "y": np.arange(90) % 10,
+        "group": patient,
+        "client": owner,
+    }
+    np.savez(tmp_path / "all.npz", **arrays)
+    raw = recipe("fedavg", data={"validation": 0.4})
+    settings = {"name": "npz", "path": str(tmp_path / "all.npz"), "validation": 0.4}
+    simulated = {k: v for k, v in raw.items() if k != "facts"} | {
+        "data": settings,
+        "partition": {"name": "natural"},
+        "clients": {"num_clients": 3},
+    }
+    made = world_of(make(simulated))
+    for number, name in enumerate(NAMES):
+        own = {key: array[owner == number] for key, array in arrays.items() if key != "client"}
+        np.savez(tmp_path / f"{name}.npz", **own)
+        data = {"name": "npz", "path": f"{name}.npz"}
+        part = site_part(parsed(raw), NAMES, number, site(tmp_path, data=data), secret=1)
+        held, x_of = part.population.validation[0], part.data.x
+        groups = part.data.groups
+        assert groups is not None
+        assert not {*groups[held].tolist()} & {*groups[part.population.train[0]].tolist()}
+        there = made.data.x[made.partition.validation[number]]
+        assert len(there) > 0
+        assert torch.equal(there, x_of[held])
 
 
 def site(folder: Path, **table: Any) -> SiteFile:

@@ -97,13 +97,14 @@ def hold_out(
     """
     if share == 0.0:  # with many clients the general case would take seconds
         return Rows.of(train), Rows.of([rows[:0] for rows in train])
-    keys = [random.fold(key, "validation", first + client) for client in range(len(train))]
     if draw is not None:
         pairs = _parted(train, draw(train) < share)
-    elif groups is not None:
-        pairs = _parted(train, _held_groups(train, share, keys, groups))
     else:
-        pairs = [_held_out(rows, share, own) for rows, own in zip(train, keys, strict=True)]
+        keys = [random.fold(key, "validation", first + client) for client in range(len(train))]
+        if groups is not None:
+            pairs = _parted(train, _held_groups(train, share, keys, groups))
+        else:
+            pairs = [_held_out(rows, share, own) for rows, own in zip(train, keys, strict=True)]
     return Rows.of([kept for kept, _ in pairs]), Rows.of([held for _, held in pairs])
 
 

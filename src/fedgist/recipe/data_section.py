@@ -222,7 +222,7 @@ class Data(OpenSection):
     """Number of training rows held out for validation at the server.
 
     The columns ``eval/validation/...`` then hold the mean score of the server's models on these
-    rows.
+    rows. They are single rows, so ``data.group`` is refused beside it.
     """
     shift: ShiftSection | None = None
     """How images differ between clients: the same classes look another way."""

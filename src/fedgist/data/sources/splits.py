@@ -213,15 +213,10 @@ def in_order(texts: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-def codes(texts: Values, classes: tuple[str, ...]) -> Tensor:
+def codes(texts: Values, classes: Sequence[str]) -> Tensor:
     """Return the position of each text in ``classes``: int64 (rows,)."""
     position = {text: number for number, text in enumerate(classes)}
     return torch.tensor([position[text] for text in texts], dtype=torch.int64)
-
-
-def _numbered(groups: Values) -> Tensor:
-    """Return the number of each text (rows,), in their sorted order: int64 (rows,)."""
-    return torch.from_numpy(np.unique(groups, return_inverse=True)[1])
 
 
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -327,7 +322,7 @@ def dataset(
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
         client_names=clients,
-        groups=None if train.groups is None else _numbered(train.groups),
+        groups=None if train.groups is None else codes(train.groups, sorted({*train.groups})),
         target=target,
         notes=(
             *note_on_left_out(given - len(y) - len(y_test)),
