@@ -168,6 +168,9 @@ def test_a_check_without_a_network_says_what_would_leave(tmp_path: Path) -> None
     assert "kit: berlin of test" in shown
     assert "one step of training was done" in shown
     assert "would leave in each round, stage train: ClassSums (total [10, 25]), 1000 bytes" in shown
+    few = recipe("fedlog", clients={"architectures": ARCHITECTURES}, data={"validation": 0.002})
+    fed.write_recipe(few)
+    assert ", 0 validation and " in fedgist(*own, "--recipe", "recipe.toml", cwd=tmp_path).stdout
     facts = fedgist(*own, cwd=tmp_path).stdout
     text = facts[facts.index("[data]") : facts.index("not checked")]
     assert tomllib.loads(text)["facts"]["input_shape"] == [64]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,27 @@ def test_by_client(folder: Path) -> None:
         aurocs = [line["auroc"] for line in lines if line["auroc"] is not None]
         place = metrics.columns.index("auroc")
         assert row[place] == (f"{100 * statistics.fmean(aurocs):.2f} %" if aurocs else "-")
+
+
+@pytest.mark.parametrize("table", [by_model, lambda runs: by_client(runs)[0]])
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ({"fedlog": [0, 1, 4], "local": [0]}, "fedlog 1, 4"),
+        ({"fedlog": [0, 1], "local": [3, 1, 2]}, "fedlog 0; local 2, 3"),
+        ({"fedlog": [0, 1], "local": [1, 0]}, ""),
+    ],
+)
+def test_seeds_that_not_all_methods_have_are_named(
+    table: Callable[..., Any], seeds: dict[str, list[int]], said: str, tmp_path: Path
+) -> None:
+    for method, some in seeds.items():
+        for seed in some:
+            place = tmp_path / f"{method}-{seed}"
+            write_run(place, [0.5], method=method, seed=seed, clients=[0.4, 0.6])
+    caption = table(find([tmp_path])).caption
+    assert ("not all methods" in caption) == bool(said)
+    assert (f"seeds that not all methods have: {said}" if said else "") in caption
 
 
 @pytest.mark.parametrize("order", [("0.1", "5.0"), ("5.0", "0.1")])

@@ -88,6 +88,7 @@ def test_a_run_that_scores_no_model_says_so() -> None:
     assert "nothing was measured" in " ".join(result.summary["notes"])
 
 
+@pytest.mark.filterwarnings("ignore:data.validation:UserWarning")
 def test_a_run_without_test_rows_says_before_round_1_and_at_its_end_that_it_scores_nothing() -> (
     None
 ):

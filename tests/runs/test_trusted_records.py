@@ -495,6 +495,7 @@ def test_rounds_cannot_be_raised_where_something_depends_on_their_number(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:data.validation:UserWarning")
 @pytest.mark.parametrize(
     "evaluate", [{"keep": "best_validation"}, {"patience": 9}, {"keep": "last"}]
 )
@@ -515,6 +516,7 @@ def test_rounds_are_not_raised_behind_a_choice_among_evaluated_ones(
 
 @pytest.mark.filterwarnings("ignore:the run ended after")
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:data.validation:UserWarning")
 @pytest.mark.parametrize(
     ("method", "every", "says"),
     [

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 from fedgist import run
 from fedgist.cli.main import app
+from fedgist.data.dataset import Dataset
 from fedgist.errors import DataError, RecipeError
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.runs.evaluation import check_evaluation
 from fedgist.runs.files.columns import of_all
@@ -254,6 +256,29 @@ def test_test_rows_of_clients_without_training_rows_are_counted(tmp_path: Path) 
         "15 test rows are of clients without training rows: no client is scored on them"
         in run(raw).summary["notes"]
     )
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "said"),
+    [
+        ([9, 40, 30, 9], 0.1, "holds out no row of 2 of 4 clients"),
+        ([4, 4], 0.2, "holds out no row of 2 of 2 clients"),
+        ([10, 5], 0.2, ""),
+        ([3, 2], 0.0, ""),
+    ],
+)
+def test_clients_without_validation_rows_are_counted(
+    counts: list[int], share: float, said: str
+) -> None:
+    ends = np.cumsum(counts)
+    clients = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    y, y_test = torch.arange(int(ends[-1])) % 2, torch.arange(4) % 2
+    data = Dataset("few", y.float()[:, None], y, y_test.float()[:, None], y_test, 2)
+    raw = {"data": {"validation": share}, "model": {"name": "mlp", "hidden": [3]}}
+    notes = world_of(make(raw), Overrides(data=data, clients=clients)).data.notes
+    assert [note for note in notes if "data.validation" in note and said in note] == [
+        f"data.validation = {share:g} {said}: they are in no score on validation rows"
+    ] * bool(said)
 
 
 def test_moments_of_the_recipe_are_checked(tmp_path: Path) -> None:

@@ -131,10 +131,17 @@ def test_augmentation_that_moves_pixels_is_refused() -> None:
         world_of(make(found), Overrides(data=pixels()))
 
 
-def test_weights_of_rows_must_exist_and_not_be_negative() -> None:
-    data = replace(numbers(), annotations={"w": torch.arange(48.0) - 1})
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (torch.arange(48.0) - 1, "a weight is at least 0, not -1"),
+        (torch.zeros(48), "the weights of all rows are 0: nothing would be learned"),
+    ],
+)
+def test_weights_of_rows_are_not_negative_and_not_all_0(weights: torch.Tensor, says: str) -> None:
+    data = replace(numbers(), annotations={"w": weights})
     found = recipe_of("regression", train={"num_rounds": 1, "sample_weights": "w"})
-    with pytest.raises(InputError, match="a weight is at least 0, not -1"):
+    with pytest.raises(InputError, match=says):
         world_of(make(found), Overrides(data=data))
 
 

@@ -178,14 +178,17 @@ def _check_warmup(train: Training) -> None:
 
 
 def _check_row_weights(name: str, facts: DataFacts) -> None:
-    """Raise RecipeError if rows have no annotation of this name, or a negative one."""
+    """Raise RecipeError if rows have no annotation of this name, a negative one, or zeros alone."""
     if not name:
         return
     key = f"train.sample_weights = {name!r}"
     if name not in facts.annotations:
         raise RecipeError(f"{key}: the annotations of {facts.name} are {listed(facts.annotations)}")
-    if (least := facts.annotations[name][0]) < 0:
+    least, most = facts.annotations[name]
+    if least < 0:
         raise RecipeError(f"{key}: a weight is at least 0, not {least:g}")
+    if most <= 0:
+        raise RecipeError(f"{key}: the weights of all rows are 0: nothing would be learned")
 
 
 def server_of(

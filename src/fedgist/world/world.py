@@ -100,12 +100,18 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
 
 
 def _notes_on_owners(recipe: Recipe, data: Dataset, parts: Partition) -> list[str]:
-    """Return a note if test rows are of clients that have no training rows."""
+    """Return notes on clients without validation rows, and on test rows of none that trains."""
+    notes, share, without = [], recipe.data.validation, int((parts.validation.counts == 0).sum())
+    if share and without:
+        notes.append(
+            f"data.validation = {share:g} holds out no row of {without} of {len(parts.train)} "
+            "clients: they are in no score on validation rows"
+        )
     if recipe.partition.name != "natural" or data.clients_test is None:
-        return []
+        return notes
     lost = int((data.clients_test >= len(parts.train)).sum())
     note = f"{lost} test rows are of clients without training rows: no client is scored on them"
-    return [note] * (lost > 0)
+    return notes + [note] * (lost > 0)
 
 
 def _shifted(recipe: Recipe, data: Dataset, parts: Partition) -> Dataset:

@@ -141,7 +141,7 @@ def check_site(site: SiteFile, kit: Path, recipe: Path | None) -> list[str]:
         classes = tomli_w.dumps({"data": {"classes": list(data.names)}})
         return [
             *sentences,
-            _about_data(data),
+            _about_data(data, f"{len(data.y)} training"),
             *(f"policy: {text}" for text in described(site)),
             "the form of these data, for the federation's recipe:",
             *f"{classes}\n{facts}".splitlines(),
@@ -176,14 +176,16 @@ def _tried(site: SiteFile, recipe: Recipe, name: str) -> list[str]:
     check_run(part.side.setup, site)
     with as_workers_do():
         trains = try_training(part)
-    data = part.data
+    data, counts = part.data, [f"{len(part.population.train.rows)} training"]
+    if part.side.setup.recipe.data.validation:
+        counts.append(f"{len(part.population.validation.rows)} validation")
     models = ", ".join(part.population.clients[0].architectures)
     models = models if site.model is None else f"{site.model.name}, which stays here"
     delta = part.side.setup.recipe.privacy.delta
     return [
         *_about_delta(site, data, "policy.delta", site.policy.delta),
         *([] if delta is None else _about_delta(site, data, "privacy.delta", delta)),
-        _about_data(data),
+        _about_data(data, ", ".join(counts)),
         *part.left_out,
         f"model: {models}; {TRIED if trains else TRIED_UNTRAINED}",
         *(f"policy: {text}" for text in described(site)),
@@ -200,6 +202,6 @@ def _about_delta(site: SiteFile, data: Dataset, key: str, delta: float) -> list[
     return [large_delta(key, delta, count, "the number of training rows")]
 
 
-def _about_data(data: Dataset) -> str:
-    rows = f"{len(data.y)} training and {len(data.y_test)} test rows"
+def _about_data(data: Dataset, counts: str) -> str:
+    rows = f"{counts} and {len(data.y_test)} test rows"
     return f"data: {data.name}, {rows}; {data.facts.summary}"

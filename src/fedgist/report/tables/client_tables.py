@@ -48,8 +48,8 @@ def by_client(runs: Sequence[FinishedRun]) -> list[Sheet]:
     Scores are means over seeds and divisions. Where clients are drawn by the seed, clients of
     different seeds are different clients, and the smallest seed that all methods have is shown.
     """
-    metric, groups = _groups(runs)
-    groups, which = _of_same_clients(groups)
+    metric, all_groups = _groups(runs)
+    groups, which = _of_same_clients(all_groups)
     show = _shower(runs)
     columns = {rows.label: over_runs(rows.runs, metric) for rows in groups}
     gains = {rows.label: base.label for rows in groups if (base := _local_of(rows, groups))}
@@ -74,7 +74,8 @@ def by_client(runs: Sequence[FinishedRun]) -> list[Sheet]:
     losers = _losers(columns, gains, measure_of(runs), sites)
     spread = any(score.spread is not None for of in columns.values() for score in of.values())
     about = "±: standard deviation over the runs" if spread else ""
-    caption = "; ".join(filter(None, (about, _caption(runs, metric), losers)))
+    unshared = _unshared(all_groups)
+    caption = "; ".join(filter(None, (about, _caption(runs, metric), unshared, losers)))
     sheet = Sheet(title, head, lines, caption)
     replied = {rows.label: rounds_replied(rows.runs[0]) for rows in groups if len(rows.runs) == 1}
     wide = _with_replies(sheet, sorted(clients), replied)
@@ -285,7 +286,7 @@ def by_model(runs: Sequence[FinishedRun]) -> Sheet:
         f"{measure.title} by model",
         ("model", "method", *head),
         tuple(sorted(lines, key=lambda line: line[0])),
-        "; ".join(filter(None, (OF_MODELS, _caption(runs, metric)))),
+        "; ".join(filter(None, (OF_MODELS, _unshared(groups), _caption(runs, metric)))),
         named_by=2,
     )
 
@@ -391,6 +392,17 @@ def _scored(runs: Sequence[FinishedRun]) -> tuple[str, list[RunGroup]]:
 
 def _common_draws(groups: Sequence[RunGroup]) -> set[Draw]:
     return set.intersection(*({draw_of(run) for run in rows.runs} for rows in groups))
+
+
+def _unshared(groups: Sequence[RunGroup]) -> str:
+    """Return a note on the seeds that some methods have and others have not."""
+    common = _common_draws(groups)
+    more = [
+        f"{rows.label} {listed(sorted(seeds))}"
+        for rows in groups
+        if (seeds := {run.seed for run in rows.runs if draw_of(run) not in common})
+    ]
+    return f"seeds that not all methods have: {'; '.join(more)}" if more else ""
 
 
 def _gain(scores: Scores, local: Scores, client: int, show: Shower) -> str:
