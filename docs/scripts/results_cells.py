@@ -104,7 +104,8 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
         reference = reference or table.table.reference or ""
     if rows is None:
         here = data / folder
-        rows = sorted(p.name for p in here.iterdir() if p.is_dir()) if here.is_dir() else []
+        inside = [p for p in here.iterdir() if p.is_dir()] if here.is_dir() else []
+        rows = [p.name for p in sorted(inside, key=run_reader.natural_order)]
     paper = read(find_recipe(recipe), own=own).paper
     if not about.get("paper", True):
         paper = PaperSection()

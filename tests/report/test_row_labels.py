@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedgist.cli.main import app
@@ -95,3 +98,18 @@ def test_show_and_report_take_names(folder: Path) -> None:
     words = ["report", str(folder), "--label", name, "-o", str(page)]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     assert 'data-label="Ours"' in page.read_text()
+
+
+@settings(max_examples=10)
+@given(st.lists(st.floats(1e-9, 1e9), min_size=2, max_size=6, unique=True))
+def test_rows_of_a_setting_are_in_the_order_of_its_values(values: list[float]) -> None:
+    # seen: epsilon=10 stood before epsilon=5
+    with TemporaryDirectory() as place:
+        for lr in {f"{value:g}" for value in values}:
+            for seed in (2, 10):
+                folder = Path(place, f"lr={lr},name=fedlog", f"seed-{seed}")
+                write_run(folder, [0.5], seed=seed, raw={"train": {"lr": float(lr)}})
+        runs = find([Path(place)])
+    rates = [run.recipe["train"]["lr"] for run in runs]
+    assert rates == sorted(rates)
+    assert [run.seed for run in runs] == [2, 10] * (len(runs) // 2)

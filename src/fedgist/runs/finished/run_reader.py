@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,14 +129,14 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     elif depth and folder.is_dir():
         inside = (p for p in folder.iterdir() if p.is_dir() or is_archived(p))
-        for child in sorted(inside, key=_natural):
+        for child in sorted(inside, key=natural_order):
             yield from _run_folders(child, depth - 1)
 
 
-def _natural(path: Path) -> tuple[str, int, str]:
-    """Sort seed-10 after seed-9."""
-    stem, _, number = path.name.removesuffix(ENDING).rpartition("-")
-    return (stem, int(number), path.name) if number.isdecimal() else (path.name, -1, "")
+def natural_order(path: Path) -> tuple[list[str | float], str]:
+    """Return a key that sorts seed-10 after seed-9, and epsilon=10 after epsilon=5."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", path.name.removesuffix(ENDING))
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)], path.name
 
 
 def readable(runs: Sequence[FinishedRun]) -> tuple[list[FinishedRun], list[str]]:
