@@ -10,7 +10,7 @@ import pytest
 
 from fedgist.cli import seeded_runs
 from fedgist.errors import DiskFullError, RecipeError, Stopped
-from fedgist.recipe.reading import Recipe, make
+from fedgist.recipe.reading import Recipe, make, read
 from fedgist.report.tables.run_tables import overview
 from fedgist.runs import runner
 from fedgist.runs.finished.run_reader import find
@@ -158,3 +158,35 @@ def test_what_stops_a_run_of_one_seed_keeps_its_own_command(
     stop_in("one", kind, monkeypatch)
     with pytest.raises(kind, match=r"/one$" if kind is Stopped else "another command$"):
         resume(place / "one", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        (("seed-1", "other"), {}),
+        (("seed-1", "seed-2"), OTHER),
+        (("a", "b"), {}),
+        (("seed-1", "seed-2"), {"method.name": "local"}),
+    ],
+)
+def test_runs_that_are_not_one_recipes_seeds_are_not_resumed_together(
+    names: tuple[str, str], change: dict[str, Any], begun: Path, tmp_path: Path
+) -> None:
+    # seen: all were raised, and a further seed was trained by the recipe of the last
+    shutil.copytree(begun / "two/seed-1", tmp_path / names[0])
+    shutil.copytree(begun / "two/seed-2", tmp_path / names[1])
+    file = tmp_path / names[1] / "recipe.toml"
+    file.write_text(read(file).changed(change).to_toml())
+    before = content(tmp_path)
+    with pytest.raises(RecipeError, match="holds runs of several settings"):
+        resume(tmp_path, 3, 2)
+    assert content(tmp_path) == before
+
+
+def test_further_seeds_beside_several_divisions_are_refused(begun: Path, tmp_path: Path) -> None:
+    for division in (0, 1):
+        place = shutil.copytree(begun / "two/seed-1", tmp_path / f"seed-1-division-{division}")
+        folds = {"data.folds": 3, "data.division": division}
+        (place / "recipe.toml").write_text(read(place / "recipe.toml").changed(folds).to_toml())
+    with pytest.raises(RecipeError, match="holds several divisions of the rows"):
+        resume(tmp_path, 2, None)

@@ -19,6 +19,7 @@ import fedgist
 from fedgist.cli.main import app
 from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
+from fedgist.report.tables.prediction_table import prediction_lines
 from small_tasks import recipe_of
 
 RUNNER = CliRunner()
@@ -53,6 +54,16 @@ def trained(tmp_path: Path, objective: str, **data: Any) -> tuple[Path, Any]:
 
 def lines_of(done: Result) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(done.stdout)))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_predicted_numbers_have_all_their_digits(kind: torch.dtype) -> None:
+    # seen: times in seconds were all 1.7e+09
+    numbers = 1.7e9 + 6000 * torch.randn(9, 2, dtype=torch.float64)
+    numbers = torch.cat([numbers, numbers / 1e15, -numbers * 1e30]).to(kind)
+    _, *lines = prediction_lines("numbers", numbers, ["a", "b"], None)
+    read = torch.tensor([[float(text) for text in line[1:]] for line in lines], dtype=torch.float64)
+    assert torch.equal(read.to(kind), numbers)
 
 
 def test_numbers_are_predicted_in_their_own_unit(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from torch.nn import functional
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.objectives.regression import Regression
+from fedgist.core.objectives.regression import NumberPredictions, Regression
 from fedgist.errors import InputError
 
 KEY = random.key(3)
@@ -106,6 +108,14 @@ def test_a_client_without_rows_or_with_equal_numbers_is_nan() -> None:
     assert values["r2"].isnan().all()
     assert values["mae"].tolist()[0] == 1.0
     assert all(bool(v[1].isnan()) for v in values.values())
+
+
+@given(st.floats(-1e12, 1e12), st.integers(1, 12))
+def test_equal_numbers_have_no_r2_whatever_their_mean_is(value: float, rows: int) -> None:
+    # seen: of six times of 1700000000.1 the mean was another number, and R2 was -1e18
+    y = torch.full((1, rows, 1), value, dtype=torch.float64)
+    said = NumberPredictions(torch.zeros(1, rows), y + 0.5)
+    assert Regression(1).measure(said, y, torch.ones(1, rows, dtype=torch.bool))["r2"].isnan()
 
 
 @pytest.mark.parametrize(

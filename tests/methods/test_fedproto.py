@@ -17,11 +17,15 @@ from fedgist.core.nets.layers import Pass
 from fedgist.core.nets.net import split_head
 from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Subtotal, gather
+from fedgist.data.dataset import Dataset
 from fedgist.engines.plans.plan import Plan
 from fedgist.methods.common.prototypes import Prototypes
 from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses
-from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.reading import make
+from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world, world_of
 from fedgist.world.world import World
+from small_tasks import recipe_of
 
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.2}
 Aggregate = Literal["weighted", "plain"]
@@ -179,6 +183,28 @@ def test_a_row_whose_features_are_the_prototype_is_not_pulled_whatever_is_droppe
 
     assert loss(5.0, 1) == loss(0.0, 1)
     assert loss(0.0, 1) != loss(0.0, 2)  # the head is trained under dropout
+
+
+def test_a_pixel_without_a_label_is_pulled_to_no_prototype() -> None:
+    # seen: it was pulled to that of class 0
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.integers(0, 256, (4, 8, 8), dtype=np.uint8))
+    y = torch.from_numpy(draw.integers(-1, 2, (4, 8, 8)))
+    known = y.clamp(min=0).short()
+    y[0] = -1
+    data = Dataset("pixels", x[:, None], known, x[:, None], known, 2, target="pixels")
+    raw = recipe_of("segmentation", method={"name": "fedproto"}, data={"missing_labels": "mask"})
+    raw |= {"clients": {"num_clients": 2}, "partition": {"name": "iid"}}
+    ctx = federation(world_of(make(raw), Overrides(data=data))).context("train", 1)
+    net = next(iter(ctx.task.starts.values()))
+    batch = Batch(x[:, None].float(), y, torch.ones(4, dtype=torch.bool))
+    z = net.features(batch.x)
+    down = Prototypes(random.normal(random.key(1), (2, z.shape[-1])), torch.ones(2))
+    pulls = [float(FedProto(lam=lam).loss(net, batch, Nothing(), down, ctx)) for lam in (0.0, 1.0)]
+    far = [
+        (z[i][y[i] >= 0] - down.mean[y[i][y[i] >= 0]]).square().mean(-1).mean() for i in (1, 2, 3)
+    ]
+    assert pulls[1] - pulls[0] == pytest.approx(float(sum(far)) / 4, rel=1e-4)
 
 
 def test_before_there_are_prototypes_and_when_asked_the_head_predicts() -> None:

@@ -134,6 +134,24 @@ def test_differences_to_a_reference_are_paired(folder: Path) -> None:
     assert against.rows[0][3:5] == ("fedlog", "-")
 
 
+@pytest.mark.parametrize(
+    ("data", "overlap"),
+    [
+        ({"folds": 3}, 0.5),
+        ({"folds": 3, "validation": 0.5}, 1.0),  # 400 of 600 rows are no test rows, 200 train
+        ({"test_fraction": 0.2, "validation": 0.2, "repeats": 2}, 0.3125),
+    ],
+)
+def test_an_overlap_is_of_the_rows_that_train(
+    data: dict[str, float], overlap: float, tmp_path: Path
+) -> None:
+    # seen: validation rows counted as trained on, and intervals were too narrow
+    for division in (0, 1):
+        raw = {"data": {"name": "npz", "path": "d.npz", "division": division, **data}}
+        write_run(tmp_path / f"seed-0-division-{division}", [0.5], raw=raw)
+    assert study_of(tmp_path).rows[0].overlap == pytest.approx(overlap)
+
+
 def test_divisions_are_the_samples_and_their_seeds_are_averaged(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = {m: rng.normal(mean, 0.02, (4, 2)) for m, mean in (("fedlog", 0.9), ("local", 0.8))}

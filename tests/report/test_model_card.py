@@ -106,3 +106,25 @@ def test_a_study_says_what_its_rows_are(folder: Path, tmp_path: Path) -> None:
     assert by_client.rows[1] == ("Ulm", "mlp", "1", "1", "0", "10")
     write_run(tmp_path / "none", [0.5])
     assert data_sheets(comparison.study(find([tmp_path / "none"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ({**SPLIT, "classes": ["rows"], "train": [[7], [1]]}, "Objective: regression.\n"),
+        ({**SPLIT, "classes": ["rows", "stems"]}, "Objective: regression; 2 classes."),
+        (None, "Clients (sites): not kept in an archived run."),
+    ],
+)
+def test_a_card_states_no_number_that_it_does_not_know(
+    split: dict[str, object] | None, said: str, tmp_path: Path
+) -> None:
+    # seen: "regression; 1 classes", a class called rows, and "Clients (sites): 0"
+    run = write_run(tmp_path / "run", [0.5], raw={"objective": {"name": "regression"}})
+    if split:
+        (run / PARTITION).write_text(json.dumps(split))
+    sealed_run(run)
+    text = model_card.as_markdown(model_card.card(comparison.study(find([run])), "Card"))
+    assert said in text
+    assert ("| classes" in text) == ("2 classes" in said)
+    assert split or "Rows: not kept in an archived run." in text

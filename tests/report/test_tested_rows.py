@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fedgist.report.tables.tested_rows import (
 from fedgist.report.tables.thresholds import at_thresholds, threshold_of
 from fedgist.runs.files.prediction_file import TEST, VALIDATION, Predictions, read_predictions
 from fedgist.runs.files.record import PREDICTIONS
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import find
 
 NAMES = ("Bonn", "Kiel", "Ulm")
@@ -110,12 +112,12 @@ def test_a_row_is_known_by_its_content(folder: Path) -> None:
     assert not set(validation.row.tolist()) & set(each[0].row.tolist())
 
 
-@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("classes", [2, 4, 600])
 def test_weighted_metrics_are_scikit_learns(classes: int) -> None:
     """A draw of rows is a weight for each; equal probabilities share their rank."""
     rng = np.random.default_rng(classes)
-    for _ in range(20):
-        rows = int(rng.integers(12, 40))
+    for _ in range(20 if classes < 9 else 1):
+        rows = classes + int(rng.integers(12, 40))
         p = rng.integers(1, 6, (rows, classes)).astype(np.float64)
         p /= p.sum(1, keepdims=True)
         y = np.concatenate([np.arange(classes), rng.integers(0, classes, rows - classes)])
@@ -233,6 +235,23 @@ def test_a_threshold_is_the_least_with_enough_specificity() -> None:
                 assert ((score >= other) <= (score >= found)).all()
     assert math.isnan(threshold_of([0.1, 0.2], [False, False], 0.9))
     assert math.isnan(threshold_of([0.1, 0.2], [True, True], 0.9))
+
+
+def test_a_threshold_between_scores_of_32_bits_is_none_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # seen: above rows of one score it was that score, and all were called positive
+    (run,) = find([folder / "fedavg" / "seed-0"])
+    said = said_in(run.folder)
+    odds = np.float32(0.1) + np.zeros(len(said.label), np.float32)
+    odds[said.label == 1] = np.nextafter(odds[0], np.float32(1))
+    for scores in (odds, np.full_like(odds, 0.1)):
+        same = replace(said, log_odds=np.stack([-scores, scores], 1))
+        monkeypatch.setattr(FinishedRun, "predictions", same)
+        for at in at_thresholds(run).values():
+            assert at.spared == at.negatives
+            assert at.found == (at.positives if scores is odds else 0)
+            assert at.separates == (scores is odds)
 
 
 def test_thresholds_are_applied_to_test_rows(folder: Path) -> None:

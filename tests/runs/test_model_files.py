@@ -102,6 +102,30 @@ def test_a_program_takes_any_type_of_numbers(kind: torch.dtype, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:missing numbers that the mean:UserWarning")
+@pytest.mark.parametrize("far", [0.0, 1.7e9])
+def test_missing_numbers_are_replaced_in_files_as_in_the_run(far: float, tmp_path: Path) -> None:
+    # seen: the files gave NaN for a row that the run predicted
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": far + rng.normal(50, 9, 60), "bmi": rng.normal(25, 3, 60)})
+    frame["town"], frame["y"] = np.array(["a", "b"])[np.arange(60) % 2], frame["bmi"] > 25
+    frame.loc[::7, ["age", "bmi"]] = np.nan
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "t.csv"), "label": "y", "missing": "mean"}
+    result = fedgist.run(QUICK | {"data": data, "clients": {"num_clients": 1}})
+    model, (x, fill) = result.model(0), (result.world.data.x_test[:6], result.world.data.fill)
+    assert fill is not None
+    gaps = torch.tensor(rng.random((6, x.shape[1])) < 0.4) & torch.tensor(
+        [True, True, False, False]
+    )
+    whole, holed = torch.where(gaps, fill, x), x.masked_fill(gaps, torch.nan)
+    readers = {"m.pt2": from_pt2} | ({} if far else {"m.onnx": from_onnx})  # it takes float32 alone
+    for name, read in readers.items():
+        export(model, tmp_path / name)
+        torch.testing.assert_close(read(tmp_path / name, holed), model(whole), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet5", "resnet9"])
 def test_convolutions_norms_and_dropout(name: str, tmp_path: Path) -> None:
     options = {"width": 8} if name == "resnet9" else {}

@@ -51,6 +51,14 @@ def test_the_summary_labels_final_best_and_last_ten() -> None:
     assert summary(rounds, "nothing") == {}
 
 
+def test_the_final_value_is_of_no_round_after_the_kept_one() -> None:
+    # seen: a score of every fourth round was that of the last round, whose models are gone
+    rounds = [{"round": r, "acc": r / 10} for r in range(1, 8)]
+    rounds = [line if line["round"] in {4, 7} else {"round": line["round"]} for line in rounds]
+    finals = [summary(rounds, "acc", kept=kept).get("final_round") for kept in range(1, 8)]
+    assert finals == [None, None, None, 4, 4, 4, 7]
+
+
 def arrays() -> Checkpoint:
     whole = torch.arange(12.0).view(3, 4)
     return Checkpoint(

@@ -234,9 +234,33 @@ def test_a_run_does_not_go_on_with_another_graph(tmp_path: Path) -> None:
         "engine": {"workers": 1},
     }
     fedgist.run(recipe, out=tmp_path / "run")
+    same = path.read_text()
     path.write_text("client,hears\n" + "\n".join(f"{c},{(c + 2) % 4}" for c in range(4)))
     with pytest.raises(RecipeError, match="whom clients hear changed"):
         fedgist.run(recipe, out=tmp_path / "run", resume=True, rounds=3)
+    path.write_text(same)
+    assert len(fedgist.run(recipe, out=tmp_path / "run", resume=True, rounds=3).rounds) == 3
+
+
+def test_a_run_does_not_go_on_with_other_clients_online_in_its_rounds(tmp_path: Path) -> None:
+    # seen: the file was changed, and the run went on in silence
+    path, out = tmp_path / "online.csv", tmp_path / "run"
+    begun, later, other = "1,0\n1,1\n2,2\n", "3,0\n3,1\n3,2\n4,3\n", "1,0\n2,2\n"
+    recipe = {
+        "method": {"name": "fedavg"},
+        "clients": {"num_clients": 4, "availability": str(path)},
+        "data": {"train_rows": 120},
+        "train": {"num_rounds": 2},
+        "engine": {"workers": 1},
+    }
+    path.write_text("round,client\n" + begun)
+    fedgist.run(recipe, out=out)
+    path.write_text("round,client\n" + other + later)
+    with pytest.raises(RecipeError, match="who is online changed since the run was begun"):
+        fedgist.run(recipe, out=out, resume=True, rounds=4)
+    path.write_text("round,client\n" + begun + later)
+    lines = fedgist.run(recipe, out=out, resume=True, rounds=4).rounds
+    assert [line["clients/replied"] for line in lines] == [2, 1, 3, 1]
 
 
 def test_edges_are_cut_back_with_the_rounds(tmp_path: Path) -> None:

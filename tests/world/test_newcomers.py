@@ -14,12 +14,13 @@ import fedgist
 from fedgist.engines.plans.plan import Plan
 from fedgist.errors import RecipeError
 from fedgist.federation.agreement.recipe_check import check_setup
+from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.evaluation import score_rows
 from fedgist.runs.files.record import read_lines
 from fedgist.runs.finished.trained_models import trained_model
 from fedgist.runs.runner import load_run
-from fedgist.testing.small_worlds import SIZES, federation, trace, world
+from fedgist.testing.small_worlds import SIZES, federation, trace, world, world_of
 from three_sites import SAME, parsed, recipe
 
 # in Python, what a user should know is a warning
@@ -109,6 +110,17 @@ def test_fine_tuned_copies_of_newcomers_are_scored_too(tmp_path: Path) -> None:
         assert new != old
 
 
+def test_probes_of_newcomers_are_apart(tmp_path: Path) -> None:
+    # seen: probes of nets that never trained were in the mean over clients, and the least of it
+    last = run({"name": "local"}, tmp_path / "run", probe="knn").rounds[-1]
+    lines = [line for line in read_lines(tmp_path / "run/clients.jsonl") if line["round"] == 2]
+    for split, members in (("client", {0, 2, 4}), ("newcomer", {*OUT})):
+        own = {line["client"]: line["probe"] for line in lines if line["split"] == split}
+        assert own.keys() == members
+        mean, least = (last[f"eval/{split}/probe_{name}"] for name in ("mean", "min"))
+        assert (mean, least) == pytest.approx((sum(own.values()) / len(own), min(own.values())))
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 50))
 def test_a_share_is_drawn_from_the_seed(count: int, seed: int) -> None:
@@ -125,6 +137,14 @@ def test_a_fraction_is_of_the_clients_that_train() -> None:
     line, _ = fed.advance()
     fed.engine.close()
     assert line["clients/asked"] == 3
+
+
+@pytest.mark.parametrize(("out", "asked"), [([3, 4], 1), ([4], 2), ([], 2)])
+def test_a_fraction_of_a_pool_is_of_its_clients_that_train(out: list[int], asked: int) -> None:
+    clients = {"pools": {"all": {"model": "mlp"}}, "num_clients": 5, "held_out": out}
+    about = {"clients": clients, "method": {"name": "fedavg"}, "train": {"fraction_train": 0.4}}
+    small = world_of(make(about | {"data": {"name": "digits", "train_rows": 50}}))
+    assert small.server.task.pools["all"].per_round == asked
 
 
 def test_it_is_said() -> None:

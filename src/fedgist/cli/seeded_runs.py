@@ -13,7 +13,7 @@ from fedgist.recipe.reading import Recipe, read
 from fedgist.runs import runner
 from fedgist.runs.composition import notes_on
 from fedgist.runs.files.record import RECIPE, is_over
-from fedgist.runs.files.run_directory import holds_run, name_of_seed, seeds_in
+from fedgist.runs.files.run_directory import holds_run, is_of_seed, name_of_seed, seeds_in
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.resuming import check_finished
@@ -131,12 +131,10 @@ def resume(
     keep_memory()
     _check_resumed_settings(settings)
     runs = run_reader.find([folder])
-    if any(folder not in {run.folder, run.folder.parent} for run in runs):
-        raise RecipeError(
-            f"{folder} holds runs of several settings: give the command that started them again, "
-            "or resume one of them"
-        )
     several = runs[0].folder != folder
+    if several:
+        _check_same(folder, runs)
+    missing = _not_begun(folder, runs, seeds) if several else []
     options = ["--seeds", str(seeds)] if seeds > 1 else []
     options += [] if rounds is None else ["--rounds", str(rounds)]
     if several:
@@ -158,12 +156,36 @@ def resume(
                 rounds=rounds,
             )
         yield outcome
-    if several:  # seeds that have not started
+    if missing:
         if rounds is not None:
             recipe = recipe.changed({"train.num_rounds": rounds})
-        begun = {run.recipe["seed"] for run in runs}
-        missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
         yield from _seeds(recipe, missing, folder, data_root, observer, options)
+
+
+def _check_same(folder: Path, runs: Sequence[FinishedRun]) -> None:
+    """Raise RecipeError unless the runs are those of one recipe's seeds or divisions."""
+    first = read(runs[0].folder / RECIPE)
+    for run in runs:
+        recipe, of_seed = read(run.folder / RECIPE), is_of_seed(run.folder.name)
+        own = {"seed": recipe.seed, "data.division": recipe.data.division}
+        own["train.num_rounds"] = recipe.train.num_rounds  # some may have been raised
+        if run.folder.parent != folder or not of_seed or difference(first.changed(own), recipe):
+            raise RecipeError(
+                f"{folder} holds runs of several settings: give the command that started them "
+                "again, or resume one of them"
+            )
+
+
+def _not_begun(folder: Path, runs: Sequence[FinishedRun], seeds: int) -> list[int]:
+    """Return those of so many consecutive seeds that have no run."""
+    begun = {run.recipe["seed"] for run in runs}
+    missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
+    if missing and any(run.folder.name != name_of_seed(run.recipe["seed"]) for run in runs):
+        raise RecipeError(
+            f"--seeds: {folder} holds several divisions of the rows: give the command that "
+            "started them again"
+        )
+    return missing
 
 
 def _check_resumed_settings(settings: Sequence[str]) -> None:

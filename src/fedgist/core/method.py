@@ -197,6 +197,8 @@ class Method:
     trains_main: ClassVar[bool] = False
     #: Whether losses read ``batch.class_counts``: rows of each class, for one class per row.
     counts_classes: ClassVar[bool] = False
+    #: Whether what clients keep is right only if the server uses each of their uploads.
+    needs_every_upload: ClassVar[bool] = False
     #: The targets that the method is defined for: all, unless it reads labels or row features.
     targets: ClassVar[frozenset[Target]] = EVERY_TARGET
 

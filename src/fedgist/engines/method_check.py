@@ -44,7 +44,31 @@ def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[
     notes = [*method.notes(task)]
     for trial in trials(method, task, server, key):
         notes += trial.look()
+    _check_memory(method, task, key)
     return list(dict.fromkeys(notes))
+
+
+def _check_memory(method: Method, task: Task, key: Tensor) -> None:
+    """Raise MethodError if a later round has a phase whose optimizer round 1 does not prepare."""
+
+    def lasting(number: int) -> dict[tuple[str, int], tuple[object, ...]]:
+        memory = task.training.optimizer_memory
+        found: dict[tuple[str, int], tuple[object, ...]] = {}
+        for stage in _stages(method, Context(key, task, number, "")):
+            phases = method.phases(Context(key, task, number, stage, architecture=task.main))
+            for place, phase in enumerate(phases):
+                if (phase.remembers or memory) == "run":
+                    found[stage, place] = phase.learns, phase.optimizer, phase.loss is None
+        return found
+
+    first = lasting(1)
+    for number in range(2, task.training.num_rounds + 1):
+        if any(phase != first.get(name) for name, phase in lasting(number).items()):
+            raise MethodError(
+                f"train.optimizer_memory = 'run': the phases of {type(method).__name__} in round "
+                f"{number} are others than in round 1, so no optimizer lives for the run; use "
+                "'round'"
+            )
 
 
 def trials(method: Method, task: Task, server: Tree, key: Tensor) -> Iterator[Trial]:

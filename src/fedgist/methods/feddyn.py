@@ -52,6 +52,7 @@ class FedDyn(Method):
     """Weight of the regularizer. The paper takes 0.1, 0.01 or 0.001."""
 
     keeps: ClassVar[Part] = "none"
+    needs_every_upload: ClassVar[bool] = True
 
     def init_server(self, ctx: Context) -> Servers:
         """Return the common initial weights, and h = 0."""

@@ -48,6 +48,12 @@ class FedROD(Method):
                 "use unit = 'client'"
             )
 
+        if task.training.label_smoothing:
+            raise MethodError(
+                f"train.label_smoothing = {task.training.label_smoothing}: FedROD's balanced loss "
+                "has no chance left for classes that a client lacks; use 0"
+            )
+
     def init_client(self, net: Net, ctx: Context) -> Personal:
         """Return a personal head of zeros: the client predicts as the generic head does."""
         weight, _ = net.head

@@ -62,6 +62,7 @@ class Scaffold(Method):
     """Step of the server's weights toward the clients' mean, eta_g of the paper."""
 
     keeps: ClassVar[Part] = "none"
+    needs_every_upload: ClassVar[bool] = True
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless local steps are plain gradients."""

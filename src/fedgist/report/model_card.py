@@ -18,13 +18,14 @@ from fedgist.report.privacy_words import in_words
 from fedgist.report.tables import client_tables
 from fedgist.report.tables.client_scores import FEW_ROWS, over_rows
 from fedgist.report.tables.comparison import Row, Study
-from fedgist.report.tables.data_table import data_sheets
+from fedgist.report.tables.data_table import classes_of, data_sheets
 from fedgist.report.tables.study_tables import sheets
 from fedgist.report.terminal.table_formats import markdown_table
 from fedgist.runs.files.columns import EPSILON
 from fedgist.runs.finished.finished_run import FinishedRun
 
 MOST_RUNS = 12  # that are named
+ARCHIVED = "not kept in an archived run"
 MARKDOWN, HTML = (".md", ".markdown"), (".html", ".htm")
 
 
@@ -52,7 +53,7 @@ def card(study: Study, title: str) -> list[Part]:
     return [
         Part(title, ("Made by fedgist from the runs' own files; texts in [brackets] are yours.",)),
         Part("Task", tuple(_task(runs[0]))),
-        Part("Data", (), tuple(data_sheets(study))),
+        Part("Data", () if (data := data_sheets(study)) else (f"Rows: {ARCHIVED}.",), tuple(data)),
         Part("Method", tuple(line for row in study.rows for line in _method(row))),
         Part("Privacy", tuple(_privacy(runs))),
         Part("Results", (), (*results, *client_tables.of_runs(runs))),
@@ -91,10 +92,9 @@ def as_html(parts: Sequence[Part]) -> str:
 
 
 def _task(run: FinishedRun) -> Iterator[str]:
-    split = run.split or {"classes": [], "train": []}
-    objective = run.recipe.get("objective", {}).get("name", "classes")
-    yield f"Objective: {objective}; {len(split['classes'])} classes."
-    yield f"Clients (sites): {len(split['train'])}."
+    objective, count = run.recipe.get("objective", {}).get("name", "classes"), len(classes_of(run))
+    yield f"Objective: {objective}{f'; {count} classes' if count else ''}."
+    yield f"Clients (sites): {len(run.split['train']) if run.split else ARCHIVED}."
     yield "Intended use: [what decision it supports, for whom, and who checks it]."
     yield "Not for: [what it was not made for]."
 
@@ -161,7 +161,7 @@ def _origin(runs: Sequence[FinishedRun]) -> Iterator[str]:
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items())
     yield f"Card: fedgist {metadata.version('fedgist')}."
     for run in runs[:MOST_RUNS]:
-        seal = run.result.get("seal", "")
-        yield f"{run.folder}: seed {run.seed}, division {run.division}, seal {str(seal)[:16]}"
+        seal = f", seal {run.result['seal'][:16]}" if "seal" in run.result else ""
+        yield f"{run.folder}: seed {run.seed}, division {run.division}{seal}"
     if len(runs) > MOST_RUNS:
         yield f"and {len(runs) - MOST_RUNS} further runs"

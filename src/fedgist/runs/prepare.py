@@ -120,6 +120,12 @@ def _engine(world: World, workers: int | None, say: Callable[[str], None]) -> tu
         for note in engine.host.notes:
             say(note)
     if recipe.clients.delay:
+        if side.method.needs_every_upload:
+            raise RecipeError(
+                f"clients.delay = {recipe.clients.delay:g}: late uploads are dropped, and what "
+                f"clients of method {recipe.method.name} keep is right only if the server uses "
+                "each upload"
+            )
         engine = DelayedEngine(engine, by_chance(recipe.seed, recipe.clients.delay))
     return engine, shards
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.objectives.metrics import ALL_ROWS, HELD_OUT
-from fedgist.core.training import Training
 from fedgist.core.tree import Tree
 from fedgist.data.examples import Examples
 from fedgist.data.row_traces import traces
@@ -101,9 +100,6 @@ def of_server(side: ServerContext) -> dict[str, str]:
         if set_name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples | PartialTestSet)
         for name, array in {**traces(f"{set_name}/x", rows.x), f"{set_name}/y": rows.y}.items()
     }
-    # a file's content is no part of the recipe
-    heard = side.neighbors if side.setup.recipe.clients.graph.name == "file" else None
-    graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
         **Computed.now(side.setup.method).inputs,
@@ -111,8 +107,19 @@ def of_server(side: ServerContext) -> dict[str, str]:
         "the clients": of_text(str(clients)),
         "what the data are": of_text(str(declared)),
         **({TEST_SETS: of_arrays(own)} if own else {}),
-        **({"whom clients hear": of_text(str(graphs))} if graphs else {}),
+        **_by_round(side),
     }
+
+
+def _by_round(side: ServerContext) -> dict[str, str]:
+    """Return digests of what files say of each round: their content is no part of the recipe."""
+    section, numbers = side.setup.recipe.clients, range(side.task.training.num_rounds + 1)
+    told: dict[str, list[object]] = {}
+    if section.graph.name == "file" and side.neighbors:
+        told["whom clients hear"] = [side.neighbors(number) for number in numbers]
+    if isinstance(section.availability, str):
+        told["who is online"] = [[c.id for c in side.online(number)] for number in numbers]
+    return {name: of_text(str(each)) for name, each in told.items()}
 
 
 ROUNDS_KEY = "train.num_rounds"
@@ -144,7 +151,10 @@ def check_binding(
 
     ``raising`` says whether the user requested a larger number of rounds.
     """
-    begun, now = saved.binding, binding_of(side, inputs)
+    begun = saved.binding
+    if raising:  # later rounds were not asked about
+        inputs = {**inputs, **_by_round(_shorter(side, begun))}
+    now = binding_of(side, inputs)
     _check_recipe(now.recipe, begun, folder, raising=raising)
     for input_name in dict.fromkeys([*begun.inputs, *now.inputs]):
         if begun.inputs.get(input_name) != now.inputs.get(input_name):
@@ -220,7 +230,7 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
             f"{ROUNDS_KEY} cannot be raised from {old} to {new}: privacy.epsilon was divided "
             f"among {old} rounds"
         )
-    shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
+    shorter = _shorter(side, saved.binding)
     start = start_server(side)
     for number in range(1, saved.round + 1):
         for setting, before, after in round_settings(shorter, side, number, start):
@@ -239,8 +249,10 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
         )
 
 
-def _with_rounds(side: ServerContext, count: int) -> Training:
-    return side.task.training.model_copy(update={"num_rounds": count})
+def _shorter(side: ServerContext, begun: Binding) -> ServerContext:
+    """Return the server's context with the number of rounds with which the run was begun."""
+    training = side.task.training.model_copy(update={"num_rounds": begun.recipe[ROUNDS_KEY]})
+    return replace(side, task=replace(side.task, training=training))
 
 
 def round_settings(

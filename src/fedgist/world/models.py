@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,8 +84,13 @@ def architectures_by_client(
     return [tuple(names) for names in pool_names]
 
 
-def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, Pool]:
-    """Return the size of each pool, and the number of its clients that are selected in a round."""
+def task_pools(
+    setup: Setup, members: Mapping[str, Sequence[int]], newcomers: Collection[int] = ()
+) -> dict[str, Pool]:
+    """Return the size of each pool, and the number of its clients that are selected in a round.
+
+    A share of clients is of those that train.
+    """
     recipe = setup.recipe
     if recipe.privacy.unit != "none":
         raise RecipeError(
@@ -95,7 +100,8 @@ def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, 
     out = {}
     for name, pool in setup.pools.items():
         size = len(members[name])
-        per_round = pool.per_round or max(1, round(recipe.train.fraction_train * size))
+        able = size - len(set(members[name]) & set(newcomers))
+        per_round = pool.per_round or max(1, round(recipe.train.fraction_train * able))
         if per_round > size:
             raise RecipeError(
                 f"clients.pools.{name}.per_round = {per_round}: the pool has {size} clients"

@@ -115,7 +115,8 @@ def clients_of(
         return tuple(ClientInfo(i, (model,)) for i, model in enumerate(models)), {}
     members = members_of_pools(setup.pools, count, random.fold(root, "pools"), names)
     models_of_each = enumerate(architectures_by_client(members, count))
-    return tuple(ClientInfo(i, models) for i, models in models_of_each), task_pools(setup, members)
+    clients = tuple(ClientInfo(i, models) for i, models in models_of_each)
+    return clients, task_pools(setup, members, newcomers.newcomers_of(setup, count, names))
 
 
 def task_of(

@@ -16,6 +16,7 @@ from fedgist.registry import Registry
 if TYPE_CHECKING:  # it loads torch
     from fedgist.core.objectives.objective import Objective
 
+SMALL = 1e-3
 MetricUnit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
 ROUNDING = 1e-6  # of float32 probabilities
@@ -40,10 +41,14 @@ class Metric:
     def text(self, value: float) -> str:
         """Return a score with its unit: a fraction in percent, others with four digits.
 
-        >>> LOSS.text(0.25), PROBE.text(0.25)
-        ('0.2500', '25.00 %')
+        A small number in the unit of the labels has four that are not zeros before it.
+
+        >>> LOSS.text(0.25), PROBE.text(0.25), NUMBER_LOSS.text(0.00001234)
+        ('0.2500', '25.00 %', '1.234e-05')
         """
-        return f"{100 * value:.2f} %" if self.unit == "fraction" else f"{value:.4f}"
+        if self.unit == "fraction":
+            return f"{100 * value:.2f} %"
+        return f"{value:.4g}" if not self.unit and 0 < abs(value) < SMALL else f"{value:.4f}"
 
     def allows(self, value: float) -> bool:
         """Return whether a score is possible."""

@@ -119,7 +119,7 @@ class Regression:
         """Return the loss and the chosen metrics, (clients,) each: means over the numbers of a row.
 
         R2 is 1 minus the squared error over that of the client's own mean. It is NaN for numbers
-        that do not vary.
+        that do not vary, whose mean need not be one of them.
         """
         present = mask.unsqueeze(-1) & ~y.isnan()
         truth = torch.where(present, y, 0.0).to(torch.float64)
@@ -128,8 +128,10 @@ class Regression:
         square = error.square().sum(1)
         mean = truth.sum(1) / count
         spread = torch.where(present, truth - mean.unsqueeze(1), 0.0).square().sum(1)
+        highest = torch.where(present, truth, -torch.inf).amax(1)
+        varies = highest > torch.where(present, truth, torch.inf).amin(1)
         every = {
-            "r2": torch.where(spread > 0, 1.0 - square / spread, torch.nan).nanmean(1),
+            "r2": torch.where(varies, 1.0 - square / spread, torch.nan).nanmean(1),
             "mae": (error.abs().sum(1) / count).nanmean(1),
             "rmse": (square / count).sqrt().nanmean(1),
         }

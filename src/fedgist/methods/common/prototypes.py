@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.losses import weighted_mean
+from fedgist.core.losses import mean_over_places, weighted_mean
 from fedgist.core.message import message
 from fedgist.core.nets.net import Net
 from fedgist.core.task import Context
@@ -43,7 +43,7 @@ def near_prototypes(lam: float, net: Net, batch: Batch, down: Prototypes, ctx: C
     else:
         y = batch.y.clamp(min=0)
         of_place = (z - down.mean[y]).square().mean(-1) * down.exists[y]
-        distance = of_place.flatten(1).mean(1) if ctx.task.places else of_place
+        distance = mean_over_places(of_place, batch.y >= 0) if ctx.task.places else of_place
     return task_loss + lam * weighted_mean(distance, batch.mask, batch.weight)
 
 

@@ -373,13 +373,13 @@ def against(row: Row, reference: Row, *, two_sided: bool = True) -> Comparison |
 
 
 def overlap_of(runs: Sequence[FinishedRun]) -> float:
-    """Return the test rows over the training rows of runs of several divisions, 0 of one."""
+    """Return the test rows over the rows trained on, of runs of several divisions; 0 of one."""
     if len({run.division for run in runs}) <= 1:
         return 0.0
     section = runs[0].recipe.get("data", {})
     folds = section.get("folds")
     share = 1 / folds if folds else section.get("test_fraction", TEST_FRACTION)
-    return float(share / (1 - share))
+    return float(share / (1 - share) / (1 - section.get("validation", 0.0)))
 
 
 def _check_metric(runs: Sequence[FinishedRun], metric: str) -> None:

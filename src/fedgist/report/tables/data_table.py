@@ -34,6 +34,12 @@ def data_sheets(study: Study) -> list[Sheet]:
     return sheets
 
 
+def classes_of(run: FinishedRun) -> list[str]:
+    """Return the names of the classes; none where rows have no class and count as one."""
+    names = [str(name) for name in (run.split or {}).get("classes", ())]
+    return [] if names == ["rows"] else names
+
+
 def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     """Return what is known of the rows, as pairs of a name and a text."""
     split, section = run.split or {}, run.recipe.get("data", {})
@@ -49,7 +55,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         ("training rows", str(sum(map(sum, counts)))),
         ("validation rows", f"{held:.0f}" if held else ""),
         ("test rows", f"{tested:.0f}" if tested else ""),
-        ("classes", listed(map(str, split["classes"]), 20)),
+        ("classes", listed(classes, 20) if (classes := classes_of(run)) else ""),
         ("inputs", f"{len(inputs)}: {listed(inputs, MOST_INPUTS)}" if inputs else ""),
         ("ignored columns", ", ".join(section.get("ignore") or [])),
         ("missing numbers", str(section.get("missing", "")) or "refused"),
@@ -62,7 +68,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
 def _by_client(run: FinishedRun, runs: Sequence[FinishedRun]) -> Sheet:
     """Return a table of the clients: model, training rows of each class, and test rows."""
     split = run.split or {}
-    classes = [str(name) for name in split["classes"]]
+    classes = classes_of(run)
     names, models = split.get("clients") or [], split.get("models") or []
     tested = over_runs(runs, run.first)
     few = len(classes) <= MOST_CLASSES

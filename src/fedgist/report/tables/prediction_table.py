@@ -45,7 +45,8 @@ def _labels(answers: Tensor, names: Sequence[str]) -> list[list[str]]:
 
 
 def _numbers(answers: Tensor, names: Sequence[str]) -> list[list[str]]:
-    return [list(names), *map(_texts, answers.flatten(1).tolist())]
+    # all digits that their type holds: a number may be large, and what matters of it small
+    return [list(names), *([str(value) for value in row] for row in answers.flatten(1).numpy())]
 
 
 def _words(answers: Tensor, names: Sequence[str]) -> list[list[str]]:

@@ -116,22 +116,25 @@ def _site(runs: Sequence[Predictions], rows: Numbers) -> SiteRows:
 Measure = Callable[[Numbers, Predictions], Numbers]  # of weights (draws, m): (draws,)
 
 
-def _counts(weights: Numbers, said: Predictions) -> Numbers:
-    """Return weighted counts (draws, true class, predicted class)."""
+def _counts(weights: Numbers, said: Predictions) -> tuple[Numbers, Numbers, Numbers]:
+    """Return weighted numbers (draws, classes): of right rows, by true, by predicted class."""
     classes = int(max(said.label.max(), said.predicted.max())) + 1
-    cells = np.eye(classes * classes)[said.label * classes + said.predicted]
-    return np.asarray(weights @ cells).reshape(len(weights), classes, classes)
+
+    def count(each: Numbers, weights: Numbers) -> Numbers:
+        return np.array([np.bincount(each, draw, classes) for draw in weights])
+
+    right = count(said.label, weights * (said.label == said.predicted))
+    return right, count(said.label, weights), count(said.predicted, weights)
 
 
 def _balanced_accuracy(weights: Numbers, said: Predictions) -> Numbers:
-    counts = _counts(weights, said)
-    return np.asarray(np.nanmean(counts.diagonal(0, 1, 2) / counts.sum(2), 1))
+    right, labelled, _ = _counts(weights, said)
+    return np.asarray(np.nanmean(right / labelled, 1))
 
 
 def _macro_f1(weights: Numbers, said: Predictions) -> Numbers:
-    counts = _counts(weights, said)
-    either = counts.sum(1) + counts.sum(2)
-    return np.asarray(np.nanmean(2 * counts.diagonal(0, 1, 2) / either, 1))
+    right, labelled, predicted = _counts(weights, said)
+    return np.asarray(np.nanmean(2 * right / (labelled + predicted), 1))
 
 
 def _auroc(weights: Numbers, said: Predictions) -> Numbers:

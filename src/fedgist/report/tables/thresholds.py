@@ -97,11 +97,13 @@ def at_thresholds(run: FinishedRun) -> dict[int, AtThreshold]:
     found = {}
     for client in np.unique(test.client).tolist():
         rows, others = (part.take(part.client == client) for part in (test, chosen_on))
-        score, marks = others.log_odds[:, positive], others.label == positive
+        # in 64 bits: a threshold between two scores of 32 may be one of them there
+        tested, score = (part.log_odds[:, positive].astype(np.float64) for part in (rows, others))
+        marks = others.label == positive
         odds = threshold_of(score.tolist(), marks.tolist(), least_specificity(run))
         if math.isnan(odds):
             continue
-        is_positive, called = rows.label == positive, rows.log_odds[:, positive] >= odds
+        is_positive, called = rows.label == positive, tested >= odds
         counts = is_positive, ~is_positive, is_positive & called, ~is_positive & ~called
         found[client] = AtThreshold(
             run.fold,

@@ -273,19 +273,19 @@ def summary(
 ) -> dict[str, Any]:
     """Return the final value of a column, its best, and its mean over the last ten lines.
 
-    The final value is the result: that of the last round, or of the round ``kept``. The best value
-    is reported beside it and is never used as the result. A run whose models diverged after the
-    last value has no result.
+    The final value is the result: the last one, or the last one up to the round ``kept``. The best
+    value is reported beside it and is never used as the result. A run without a value up to that
+    round, or whose models diverged after the last value, has no result.
     """
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
-    if not values or (kept is None and ends_lost(rounds, key)):
+    up_to = [pair for pair in values if kept is None or pair[0] <= kept]
+    if not up_to or (kept is None and ends_lost(rounds, key)):
         return {}
     best = (max if better == "higher" else min)(values, key=lambda pair: pair[1])
     last = [v for _, v in values[-10:]]
-    final = next((pair for pair in values if pair[0] == kept), values[-1])
     return {
-        "final": final[1],
-        "final_round": final[0],
+        "final": up_to[-1][1],
+        "final_round": up_to[-1][0],
         "best": best[1],
         "best_round": best[0],
         "last10_mean": math.fsum(last) / len(last),

@@ -74,8 +74,8 @@ def description(model: ClientModel) -> dict[str, Any]:
 
     ``inputs`` names each number of an example, and ``columns`` the table's own columns with their
     categories; both are empty where the data has none. ``ranges`` are the columns' usual ranges,
-    if any: stated, or rounded quantiles. The program normalizes by itself. An encoder tells no
-    ``classes``.
+    if any: stated, or rounded quantiles. The program replaces missing numbers by ``fill``, if they
+    were allowed, and normalizes by itself. An encoder tells no ``classes``.
     """
     data = model.data
     return {
@@ -93,6 +93,7 @@ def description(model: ClientModel) -> dict[str, Any]:
         "scale": data.scale,
         "mean": list(data.mean),
         "std": list(data.std),
+        "fill": None if data.fill is None else data.fill.tolist(),
     }
 
 

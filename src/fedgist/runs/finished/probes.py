@@ -28,6 +28,7 @@ from fedgist.runs.evaluation import MOST_ROWS
 from fedgist.runs.files.columns import (
     LEAST,
     MEAN,
+    NEWCOMER,
     STD,
     of_all,
     of_server,
@@ -132,14 +133,19 @@ def evaluated(world: World, kinds: Sequence[str], server_run: ServerRun) -> tupl
     ctx = server_run.context(EVALUATE)
     names = list(server_run.method.models(server_run.server, ctx) or {})
     line: Line = {}
-    about = {"round": server_run.round, "split": "client"}
-    details: list[Line] = [about | {"client": client} for client in clients]
+    splits = [NEWCOMER if client in task.newcomers else "client" for client in clients]
+    details: list[Line] = [
+        {"round": server_run.round, "split": split, "client": client}
+        for split, client in zip(splits, clients, strict=True)
+    ]
     for kind in kinds:
         title = PROBE.name if kind == kinds[0] else f"{PROBE.name}_{kind}"
         values = [of_kind[kind] for of_kind in accuracies]
         own = values[: len(clients)]
         line |= _of_servers(title, dict(zip(names, values[len(clients) :], strict=True)))
-        line |= _of_clients(title, torch.tensor(own))
+        for split in dict.fromkeys(splits):
+            some = [value for value, of in zip(own, splits, strict=True) if of == split]
+            line |= _of_clients(split, title, torch.tensor(some, dtype=torch.float64))
         for detail, value in zip(details, own, strict=True):
             detail[title] = value
     return line, details
@@ -153,13 +159,13 @@ def _of_servers(title: str, accuracies: Mapping[str, float]) -> Line:
     return line
 
 
-def _of_clients(title: str, accuracies: Tensor) -> Line:
+def _of_clients(split: str, title: str, accuracies: Tensor) -> Line:
     defined = accuracies[~accuracies.isnan()]
     if not len(defined):
         return {}
     statistics = {MEAN: defined.mean(), STD: defined.std(correction=0), LEAST: defined.min()}
     return {
-        over_clients("client", title, statistic=name): float(value)
+        over_clients(split, title, statistic=name): float(value)
         for name, value in statistics.items()
     }
 

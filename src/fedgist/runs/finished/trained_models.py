@@ -58,9 +58,13 @@ class ClientModel(nn.Module):
         kind = self.number
         self.register_buffer("mean", (torch.tensor(data.mean, dtype=kind) * data.scale).view(shape))
         self.register_buffer("std", (torch.tensor(data.std, dtype=kind) * data.scale).view(shape))
+        self.register_buffer("fill", None if data.fill is None else data.fill.to("cpu", kind))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (batch, classes) of raw examples ``x``, ``(batch, *shape)``."""
+        """Return the logits (batch, classes) of raw examples ``x``, ``(batch, *shape)``.
+
+        NaN is a missing number, if the training rows were allowed to lack some.
+        """
         arrays = {name: self.get_buffer(slot) for slot, name in self.names.items()}
 
         net = Net(below("params/", arrays), below("buffers/", arrays), self.arch)
@@ -68,7 +72,9 @@ class ClientModel(nn.Module):
         if self.arch.words:
             x = x.long()
         else:
-            x = (x.to(self.number) - self.get_buffer("mean")) / self.get_buffer("std")
+            x = x.to(self.number)
+            x = x if self.data.fill is None else torch.where(x.isnan(), self.get_buffer("fill"), x)
+            x = (x - self.get_buffer("mean")) / self.get_buffer("std")
             x = x.to(torch.float32)
         if self.arch.projects:
             return net.features(x)
