@@ -308,6 +308,12 @@ def test_a_number_is_a_class_by_its_name_where_names_are_numbers() -> None:
     # rejects positions: the label 10 is the class named 10, not the eleventh
     named = in_memory((X, ["10", "20", "30"] * 2))
     assert labelled_like(named, X, [30, 20, 10] * 2, "more")[1].tolist() == [2, 1, 0] * 2
+    # seen: of classes -1 and 1, the training file's own labels were refused
+    signed = in_memory((X, ["-1", "1", "0"] * 2))
+    own = [signed.names.index(name) for name in ("-1", "0", "1")]
+    assert labelled_like(signed, X, np.array([-1, 0, 1] * 2), "more")[1].tolist() == own * 2
+    with pytest.raises(DataError, match="rare: y: unknown label '-2'"):
+        labelled_like(signed, X, [-2, 0, 1] * 2, "rare")
     words = in_memory((X, ["ill", "well"] * 3))
     assert labelled_like(words, X, [1, 0] * 3, "more")[1].tolist() == [1, 0] * 3
 

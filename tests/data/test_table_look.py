@@ -251,6 +251,23 @@ def test_rare_classes_numbers_groups_and_no_clients(tmp_path: Path) -> None:
     assert recipe.objective.name == "regression"
 
 
+@pytest.mark.parametrize(("per_hospital", "use"), [("anew", "ignore"), ("by name", None)])
+def test_patients_that_each_hospital_numbers_anew_are_no_group(
+    per_hospital: str, use: str | None, tmp_path: Path
+) -> None:
+    # seen: init proposed them and then refused its own recipe
+    frame = patients()
+    visits = frame.groupby("hospital").cumcount() // 2
+    named = frame["hospital"] + visits.map(str)
+    frame["patient_id"] = visits if per_hospital == "anew" else named
+    look = looked(tmp_path, frame)
+    assert (look.client, look.group) == ("hospital", None if use else "patient_id")
+    assert {column.name: column.use for column in look.columns}.get("patient_id") == use
+    words = ["init", str(tmp_path / "t.csv"), "--out", str(tmp_path / "t.toml")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+
+
 def test_what_is_not_found_is_asked_for(tmp_path: Path) -> None:
     frame = patients().drop(columns=["diagnosis"])
     with pytest.raises(DataError, match=r"which column is predicted.*--label, one of: record_id"):

@@ -412,6 +412,26 @@ def test_forms_of_tables(tmp_path: Path) -> None:
         assert read_examples(path, data).tolist() == data.x.tolist()
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(st.lists(st.sampled_from(["joy", "sad", None]), min_size=1, max_size=6))
+def test_texts_without_a_label_are_no_file_without_labels(
+    tmp_path: Path, kinds: list[str | None]
+) -> None:
+    # seen: for one such text a file of labels was said to have none
+    train, more = tmp_path / "t.jsonl", tmp_path / "more.jsonl"
+    for path, each in ((train, ["joy", "sad"] * 9), (more, kinds)):
+        lines = [{"text": f"a text of {i}", "kind": kind} for i, kind in enumerate(each)]
+        path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    options: dict[str, Any] = {"label": "kind", "target": "class"}
+    data = load_data("text_file", file=str(train), **options)
+    found = read_labels(more, data, ["kind"])
+    if not any(kinds):
+        assert found is None
+        return
+    assert found is not None
+    assert [None if n < 0 else data.names[n] for n in found.tolist()] == kinds
+
+
 @pytest.mark.parametrize("sep", [";", "|", "\t"])
 def test_another_separator_is_proposed(tmp_path: Path, sep: str) -> None:
     columns: dict[str, Any] = {"a": [1, 2], "b": ["x", "z"], "y": [0, 1]}

@@ -202,7 +202,7 @@ class Training(BaseModel):
     optimizer_memory: Life = "round"
     """When optimizer state is reset: every round, every epoch, or never (``run``).
 
-    Some methods override this.
+    Some methods override this, and methods whose phases change after round 1 refuse ``run``.
     """
     momentum: BelowOne | None = None
     """Momentum of the optimizer ``momentum``. Default 0.9."""

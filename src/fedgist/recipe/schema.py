@@ -265,7 +265,7 @@ class EvaluateSection(_Section):
     """Every N rounds and after the last, also test copies fine-tuned by one more local training.
 
     Some papers report this score. Its column is ``eval/client/trained_accuracy_mean``. 0 disables
-    it.
+    it. A round without an evaluation is left out. The copies' optimizers begin anew.
     """
     on: Literal["client", "test", "global"] = "client"
     """What models are tested on.

@@ -16,6 +16,7 @@ from fedgist.data.sources.column_kinds import is_number
 from fedgist.data.sources.image_folder import ENDINGS, images_below
 from fedgist.data.sources.in_memory import labels_like
 from fedgist.data.sources.locations import existing
+from fedgist.data.sources.splits import Values
 from fedgist.data.sources.table_file import is_missing, is_table, load_table, texts
 from fedgist.data.sources.tabular import labels_of
 from fedgist.data.sources.text_file import read_texts
@@ -30,7 +31,7 @@ def read_labels(
 
     Labels are the array y of a .npz file, the ``columns`` of a table, or the folder names of images
     if all these names are class names. Of texts in the field ``text`` they are the first of
-    ``columns``. A row of a table whose labels are missing has -1 as its class, or NaN.
+    ``columns``. A row or a text whose labels are missing has -1 as its class, or NaN.
     """
     place = Path(path).expanduser()
     place = existing(place, folder=place.is_dir())
@@ -56,9 +57,7 @@ def read_labels(
     numbered = is_number(some, columns[0])
     labels = labels_of(some, columns, data.target, numbered=numbered)
     y = labels_like(data, labels, f"{place.name}: the labels {listed(map(repr, columns))}")
-    every = y.new_full((len(absent), *y.shape[1:]), -1 if data.target == "class" else torch.nan)
-    every[torch.from_numpy(~absent)] = y
-    return every
+    return _with_absent(y, absent, data)
 
 
 def columns_beside(path: str | Path, data: Dataset, columns: Sequence[str]) -> dict[str, list[str]]:
@@ -75,10 +74,21 @@ def _of_texts(place: Path, data: Dataset, columns: Sequence[str], text: str) -> 
     if not columns or place.suffix.lower() == ".txt":
         return None
     try:
-        read = read_texts(place, text, None, columns[0], sentences=False)
-    except DataError:  # a text, or a line, without the field
+        read = read_texts(place, text, None, columns[0], sentences=False, unlabelled_too=True)
+    except DataError:  # a line without the text, or with labels of another kind
         return None
-    return label_numbers(place.name, data.target, read.labels, data.names)
+    labels = list(read.labels or ())
+    if not any(labels):
+        return None
+    y = label_numbers(place.name, data.target, [some for some in labels if some], data.names)
+    return _with_absent(y, np.array([not some for some in labels]), data)
+
+
+def _with_absent(y: Tensor, absent: Values, data: Dataset) -> Tensor:
+    """Return labels of all rows, -1 or NaN where ``absent`` (rows,), of those of the others."""
+    every = y.new_full((len(absent), *y.shape[1:]), -1 if data.target == "class" else torch.nan)
+    every[torch.from_numpy(~absent)] = y
+    return every
 
 
 def image_names(path: str | Path) -> list[str] | None:

@@ -177,10 +177,11 @@ def labels_like(data: Dataset, y: object, subject: str) -> Tensor:
         labels = labels.to(data.y.dtype)
         check_labels(data, "new", labels, data.input_shape)
         return labels
-    values = label_values(y, subject)
     names = data.names
+    numbered = [name for name in names if name.lstrip("-").isdecimal()]
+    values = label_values(y, subject, signed=any(name.startswith("-") for name in numbered))
     if not are_texts(values):
-        if not any(name.lstrip("-").isdecimal() for name in names):
+        if not numbered:
             names = tuple(str(number) for number in range(data.num_classes))
         values = np.array([str(value) for value in values], dtype=object)
     return _codes(values, names, subject)

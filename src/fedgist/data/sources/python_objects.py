@@ -75,8 +75,8 @@ def example_values(value: object, subject: str) -> Tensor:
         return torch.from_numpy(np.require(x, kind, ["C", "W"]))
 
 
-def label_values(value: Any, subject: str) -> Values:
-    """Return labels (rows,) as whole numbers from 0 on, or as texts."""
+def label_values(value: Any, subject: str, *, signed: bool = False) -> Values:
+    """Return labels (rows,) as whole numbers, from 0 on unless they are ``signed``, or as texts."""
     if categories(value):
         pairs = zip(value, value.isna(), strict=True)
         value = [None if missing else str(label) for label, missing in pairs]
@@ -89,7 +89,7 @@ def label_values(value: Any, subject: str) -> Values:
     if y.dtype.kind not in _NUMBERS:
         raise DataError(f"{subject} must be whole numbers or texts, not {y.dtype}")
     numbers = whole_numbers(y.astype(np.float64), subject) if y.dtype.kind in "fu" else y
-    if len(y) and numbers.min() < 0:
+    if len(y) and numbers.min() < 0 and not signed:
         row = int(np.argmin(numbers))
         raise DataError(
             f"{subject} holds {numbers[row]} in row {row}; labels are 0, 1, 2, ... or texts"

@@ -127,6 +127,8 @@ def look_at(
     aside = {label, client}
     group = _by_name([name for name in names if name not in aside], GROUPS)
     group = group if group and _repeats(texts(table, group)) else None
+    numbered_anew = group if group and client and _is_of_several(table, group, client) else None
+    group = None if numbered_anew else group
     if group is not None:
         guessed.append(f"group = {group!r}")
     absent = is_missing(table, label)
@@ -143,8 +145,12 @@ def look_at(
     if not numeric:  # named as the data source names them: 1.0 is 1
         numbered = is_number(table, label)
         labels[~absent] = labels_in(table.take(~absent), label, numbered=numbered)
+    reason = f"one value is at several of {client!r}; for data.group, make a column of both"
     columns = tuple(
-        _look_at_column(table, name, labels, ~absent, numeric=numeric) for name in others
+        ColumnLook(name, "ignore", reason)
+        if name == numbered_anew
+        else _look_at_column(table, name, labels, ~absent, numeric=numeric)
+        for name in others
     )
     owners = None if client is None else texts(table, client)
     return TableLook(
@@ -205,6 +211,12 @@ def _client_of(table: TableFrame, names: Sequence[str]) -> str | None:
         return None
     counts = Counter(texts(table, name))
     return name if 1 < len(counts) <= MOST_CLIENTS and max(counts.values()) > 1 else None
+
+
+def _is_of_several(table: TableFrame, group: str, client: str) -> bool:
+    """Return whether a group has rows of several clients, as patients that each numbers anew."""
+    pairs = {*zip(texts(table, group), texts(table, client), strict=True)}
+    return len(pairs) > len({cell for cell, _ in pairs})
 
 
 def _repeats(cells: Values) -> bool:

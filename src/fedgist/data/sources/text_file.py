@@ -135,11 +135,12 @@ def read_texts(
     sentences: bool,
     masked: bool = False,
     ownable: bool = False,
+    unlabelled_too: bool = False,
 ) -> Texts:
     """Return the texts in a file with their clients and labels.
 
     With ``masked``, texts without a label are left out, and with ``ownable`` texts without a
-    client. Otherwise they are an error.
+    client. With ``unlabelled_too`` the former have no labels. Otherwise both are an error.
     """
     texts, owners, labels, unlabelled, ownerless = [], [], [], 0, 0
     for location, line in _lines(place, label):
@@ -155,7 +156,8 @@ def read_texts(
         if client is not None:
             owners += [_client_in(line, client, location)] * len(parts)
         if label is not None:
-            labels += [_labels_in(line, label, location)] * len(parts)
+            lacks = unlabelled_too and _is_missing(line.get(label))
+            labels += [() if lacks else _labels_in(line, label, location)] * len(parts)
     clients = None if client is None else owners
     own_labels = None if label is None else labels
     return Texts(texts, clients, own_labels, unlabelled, ownerless)
