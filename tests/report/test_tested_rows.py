@@ -242,16 +242,23 @@ def test_a_threshold_between_scores_of_32_bits_is_none_of_them(
 ) -> None:
     # seen: above rows of one score it was that score, and all were called positive
     (run,) = find([folder / "fedavg" / "seed-0"])
-    said = said_in(run.folder)
-    odds = np.float32(0.1) + np.zeros(len(said.label), np.float32)
-    odds[said.label == 1] = np.nextafter(odds[0], np.float32(1))
-    for scores in (odds, np.full_like(odds, 0.1)):
-        same = replace(said, log_odds=np.stack([-scores, scores], 1))
+    said, rng = said_in(run.folder), np.random.default_rng(0)
+    for count in (1, 2, 3) * 5:  # few different scores, each the neighbour of another
+        near = [np.float32(rng.normal())]
+        near += [near[0] + step * np.spacing(near[0]) for step in range(1, count)]
+        odds = rng.choice(np.array(near, np.float32), len(said.label))
+        same = replace(said, log_odds=np.stack([-odds, odds], 1))
         monkeypatch.setattr(FinishedRun, "predictions", same)
-        for at in at_thresholds(run).values():
-            assert at.spared == at.negatives
-            assert at.found == (at.positives if scores is odds else 0)
-            assert at.separates == (scores is odds)
+        for client, at in at_thresholds(run).items():
+            for split in (TEST, VALIDATION):
+                of = same.of(split).take(same.of(split).client == client)
+                called = np.array([score >= at.odds for score in of.log_odds[:, 1].tolist()])
+                found, spared = called[of.label == 1], ~called[of.label == 0]
+                if split == TEST:
+                    assert (at.found, at.spared) == (found.sum(), spared.sum())
+                else:
+                    assert spared.mean() >= 0.95
+                    assert at.separates == found.any()
 
 
 def test_thresholds_are_applied_to_test_rows(folder: Path) -> None:

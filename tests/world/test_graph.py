@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,36 @@ def test_a_run_does_not_go_on_with_other_clients_online_in_its_rounds(tmp_path: 
     path.write_text("round,client\n" + begun + later)
     lines = fedgist.run(recipe, out=out, resume=True, rounds=4).rounds
     assert [line["clients/replied"] for line in lines] == [2, 1, 3, 1]
+
+
+def test_a_run_does_not_go_on_with_other_steps_of_a_federation(tmp_path: Path) -> None:
+    fed, out = tmp_path / "fed", tmp_path / "run"
+    fed.mkdir()
+    recipe = {
+        "method": {"name": "fedavg"},
+        "clients": {"num_clients": 2},
+        "data": {"train_rows": 60},
+        "train": {"num_rounds": 1, "round_seconds": 1.0, "steps_of": str(fed)},
+        "engine": {"workers": 1},
+    }
+
+    def write(*steps: int) -> None:
+        lines = [
+            {
+                "round": number,
+                "steps": [{"stage": "train", "client": c, "steps": [taken]} for c in (0, 1)],
+            }
+            for number, taken in enumerate(steps, 1)
+        ]
+        (fed / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write(2)
+    fedgist.run(recipe, out=out)
+    write(1, 2)
+    with pytest.raises(RecipeError, match="how many steps are repeated changed"):
+        fedgist.run(recipe, out=out, resume=True, rounds=2)
+    write(2, 1)
+    assert len(fedgist.run(recipe, out=out, resume=True, rounds=2).rounds) == 2
 
 
 def test_edges_are_cut_back_with_the_rounds(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class FedROD(Method):
         if task.training.label_smoothing:
             raise MethodError(
                 f"train.label_smoothing = {task.training.label_smoothing}: FedROD's balanced loss "
-                "has no chance left for classes that a client lacks; use 0"
+                "has no minimum if classes that a client lacks have a smoothed share: use 0"
             )
 
     def init_client(self, net: Net, ctx: Context) -> Personal:

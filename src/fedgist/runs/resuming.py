@@ -27,6 +27,7 @@ from fedgist.runs.files.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.files.digests import of_all_rows, of_arrays, of_text
 from fedgist.runs.files.record import FEATURES, saved_arrays_in
 from fedgist.runs.files.seals import MENDING, of_file, seal_of
+from fedgist.runs.repeated_steps import repeated_steps
 from fedgist.runs.round import context, start_server
 from fedgist.runs.versions import Computed
 from fedgist.world.server_context import ServerContext
@@ -113,12 +114,15 @@ def of_server(side: ServerContext) -> dict[str, str]:
 
 def _by_round(side: ServerContext) -> dict[str, str]:
     """Return digests of what files say of each round: their content is no part of the recipe."""
-    section, numbers = side.setup.recipe.clients, range(side.task.training.num_rounds + 1)
-    told: dict[str, list[object]] = {}
+    recipe, numbers = side.setup.recipe, range(side.task.training.num_rounds + 1)
+    section, told = recipe.clients, dict[str, object]()
     if section.graph.name == "file" and side.neighbors:
         told["whom clients hear"] = [side.neighbors(number) for number in numbers]
     if isinstance(section.availability, str):
         told["who is online"] = [[c.id for c in side.online(number)] for number in numbers]
+    if recipe.train.steps_of:
+        taken = (repeated_steps(side) or {}).items()
+        told["how many steps are repeated"] = sorted(s for s in taken if s[0][0] in numbers)
     return {name: of_text(str(each)) for name, each in told.items()}
 
 

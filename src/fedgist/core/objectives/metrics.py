@@ -16,10 +16,10 @@ from fedgist.registry import Registry
 if TYPE_CHECKING:  # it loads torch
     from fedgist.core.objectives.objective import Objective
 
-SMALL = 1e-3
 MetricUnit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
 ROUNDING = 1e-6  # of float32 probabilities
+SMALL = 1e-3  # below it four digits after the point tell too little
 ALL_ROWS, HELD_OUT = "all", "validation"  # the server's own sets of rows
 
 
@@ -41,7 +41,7 @@ class Metric:
     def text(self, value: float) -> str:
         """Return a score with its unit: a fraction in percent, others with four digits.
 
-        A small number in the unit of the labels has four that are not zeros before it.
+        A number below 0.001 without a unit, such as a small error, has four significant digits.
 
         >>> LOSS.text(0.25), PROBE.text(0.25), NUMBER_LOSS.text(0.00001234)
         ('0.2500', '25.00 %', '1.234e-05')

@@ -119,7 +119,7 @@ class Regression:
         """Return the loss and the chosen metrics, (clients,) each: means over the numbers of a row.
 
         R2 is 1 minus the squared error over that of the client's own mean. It is NaN for numbers
-        that do not vary, whose mean need not be one of them.
+        that do not vary.
         """
         present = mask.unsqueeze(-1) & ~y.isnan()
         truth = torch.where(present, y, 0.0).to(torch.float64)
@@ -128,6 +128,7 @@ class Regression:
         square = error.square().sum(1)
         mean = truth.sum(1) / count
         spread = torch.where(present, truth - mean.unsqueeze(1), 0.0).square().sum(1)
+        # not by the spread: the mean of equal numbers may be rounded to another number
         highest = torch.where(present, truth, -torch.inf).amax(1)
         varies = highest > torch.where(present, truth, torch.inf).amin(1)
         every = {

@@ -145,7 +145,7 @@ def look_at(
     if not numeric:  # named as the data source names them: 1.0 is 1
         numbered = is_number(table, label)
         labels[~absent] = labels_in(table.take(~absent), label, numbered=numbered)
-    reason = f"one value is at several of {client!r}; for data.group, make a column of both"
+    reason = f"a value of several {client!r} may be several people; join both for data.group"
     columns = tuple(
         ColumnLook(name, "ignore", reason)
         if name == numbered_anew
