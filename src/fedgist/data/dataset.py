@@ -13,6 +13,7 @@ from fedgist.core.objectives.target import Target
 from fedgist.data.facts import DataFacts
 from fedgist.data.label_check import (
     MissingLabels,
+    check_among,
     check_classes,
     check_labels,
     check_none_is_missing,
@@ -221,12 +222,10 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
         )
     if data.target != "class":
         return _with_names(data, stated)
+    held = [name for i, name in enumerate(names) if _holds(data, i)]
+    check_among(data.name, held, stated, stated=True)
     number = torch.tensor([stated.index(name) if name in stated else -1 for name in names])
     y, y_test = number[data.y], number[data.y_test]
-    if lost := [name for i, name in enumerate(names) if name not in stated and _holds(data, i)]:
-        raise DataError(
-            f"{data.name}: the label {lost[0]!r:.80} is not among the classes: {listed(stated)}"
-        )
     above = data.superclasses
     groups = tuple(above[names.index(name)] for name in stated if name in names) if above else ()
     kept = groups if len(groups) == len(stated) else ()  # an added class has no known superclass

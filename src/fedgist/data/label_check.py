@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.objectives.target import IN_WORDS, NUMERIC, Target, places
-from fedgist.errors import DataError
+from fedgist.errors import DataError, listed
 
 if TYPE_CHECKING:
     from fedgist.data.dataset import Dataset
@@ -45,6 +45,26 @@ def check_classes(data: Dataset) -> None:
             f"{data.name} has {data.num_classes} classes for {rows} rows; number the labels from 0 "
             "on without gaps, or name the classes"
         )
+
+
+def check_among(name: str, labels: Iterable[str], classes: Sequence[str], *, stated: bool) -> None:
+    """Raise DataError if a label is not among the classes of a recipe or of the training rows."""
+    if not (new := sorted(set(labels) - set(classes))):
+        return
+    which = ("label", "classes") if stated else ("test label", "training labels")
+    same = [one for one in classes if _number(one) == _number(new[0]) is not None]
+    cure = f"; labels of digits are read as numbers: {new[0]!r} for {same[0]!r}" if same else ""
+    raise DataError(
+        f"{name}: the {which[0]} {new[0]!r:.80} is not among the {which[1]}: "
+        f"{listed(classes)}{cure}"
+    )
+
+
+def _number(label: str) -> float | None:
+    try:
+        return float(label)
+    except ValueError:
+        return None
 
 
 def check_none_is_missing(data: Dataset, split: str, y: Tensor) -> None:

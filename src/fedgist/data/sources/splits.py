@@ -19,7 +19,7 @@ from fedgist.core.objectives.target import NUMERIC, Target
 from fedgist.data.dataset import Dataset
 from fedgist.data.division import USUAL, Division, OwnTestRowsError
 from fedgist.data.held_out_rows import held_out
-from fedgist.data.label_check import MANY_CLASSES, MissingClients, MissingLabels
+from fedgist.data.label_check import MANY_CLASSES, MissingClients, MissingLabels, check_among
 from fedgist.data.lazy_rows import Inputs, lazy_or_none, outline
 from fedgist.errors import DataError, listed
 
@@ -349,11 +349,7 @@ def _labels(
         return names, (pixels[0], pixels[1])
     known = np.concatenate([train.labels, test.labels]) if drawn else train.labels
     names = tuple(classes) or _classes_of(name, known)
-    if new := sorted({*train.labels, *test.labels} - set(names)):
-        which = ("label", "classes") if classes else ("test label", "training labels")
-        raise DataError(
-            f"{name}: the {which[0]} {new[0]!r:.80} is not among the {which[1]}: {listed(names)}"
-        )
+    check_among(name, {*train.labels, *test.labels}, names, stated=bool(classes))
     return names, (codes(train.labels, names), codes(test.labels, names))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.objectives.target import IN_WORDS, Target
+from fedgist.data.label_check import check_among
 from fedgist.data.sources.splits import codes, in_order
 from fedgist.errors import DataError, listed
 
@@ -28,12 +29,7 @@ def label_names(name: str, target: Target, labels: Labels) -> tuple[str, ...]:
 def label_numbers(name: str, target: Target, labels: Labels, names: tuple[str, ...]) -> Tensor:
     """Return class numbers (texts,), or 1 and 0 for each label, float32 (texts, labels)."""
     labels = labels or ()
-    new = sorted({label for text_labels in labels for label in text_labels} - set(names))
-    if new:
-        raise DataError(
-            f"{name}: the test label {new[0]!r:.80} is not among the training labels: "
-            f"{listed(names)}"
-        )
+    check_among(name, {label for one in labels for label in one}, names, stated=False)
     if target == "class":
         if several := [text_labels for text_labels in labels if len(text_labels) != 1]:
             raise DataError(
