@@ -5,6 +5,7 @@ The mean and deviation of rows that are read lazily are those of a seeded sample
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -91,6 +92,13 @@ def own_moments(data: Dataset, rows: Tensor) -> tuple[tuple[float, ...], tuple[f
         _spread([mean[i] for i in numbers], used, 0.0),
         _spread([std[i] for i in numbers], used, 1.0),
     )
+
+
+def stated_moments(data: Dataset, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the moments of :func:`own_moments` as a recipe states them: of numbers alone."""
+    used = _numbers(data)
+    mean, std = own_moments(data, rows)
+    return tuple(itertools.compress(mean, used)), tuple(itertools.compress(std, used))
 
 
 def _numbers(data: Dataset) -> tuple[bool, ...]:

@@ -157,6 +157,13 @@ class Data(OpenSection):
 
     ``refuse``: they are an error. ``drop``: they are left out, with a note.
     """
+    unlisted: Literal["refuse", "drop"] = "refuse"
+    """What to do with rows that are of no class in ``data.classes`` or hold a number that is not
+    finite.
+
+    ``refuse``: they are an error. ``drop``: they are left out, with a note, and an unlisted
+    category is none of the listed ones, as at the sites of a private run.
+    """
     normalize: Literal["pooled", "client", "none"] = "pooled"
     """How inputs are normalized.
 

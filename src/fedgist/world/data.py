@@ -102,7 +102,7 @@ def _of_source(
         missing_labels=section.missing_labels,
         missing_clients=section.missing_clients,
         secret=secret,
-        unlisted=unlisted,
+        unlisted="none" if section.unlisted == "drop" else unlisted,
         division=section.test_rows,
         **section.options,
     )

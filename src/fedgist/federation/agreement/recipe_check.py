@@ -140,6 +140,10 @@ def _of_evaluation(recipe: Recipe) -> dict[str, tuple[bool, str]]:
         f"evaluate.probe = {section.probe!r}": (section.probe != "none", OWN_ROWS),
         "evaluate.sets": (bool(section.sets), OWN_ROWS),
         "evaluate.save_features": (bool(section.save_features), "features stay at the sites"),
+        "evaluate.save_predictions": (
+            section.save_predictions is True,
+            "predictions stay at the sites",
+        ),
         f"evaluate.keep = {section.keep!r}": (
             section.keep != "last",
             "sites keep the models of their last round",

@@ -105,6 +105,10 @@ class RunStateFile:
         """Write down that sites have their last download."""
         self._change(finished=tuple(sorted({*self.state.finished, *sites})))
 
+    def go_on(self) -> None:
+        """Write down that more rounds follow, after which all sites get another last download."""
+        self._change(finished=())
+
     def forget(self, site: int) -> None:
         """Write down that a site has left, and that the others lack the model without it."""
         others = {other: key for other, key in self.state.last.items() if other != site}

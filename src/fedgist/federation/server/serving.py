@@ -42,6 +42,7 @@ from fedgist.recipe.resolve import resolve
 from fedgist.runs.files import checkpoint as checkpoints
 from fedgist.runs.files.record import RECIPE
 from fedgist.runs.files.run_directory import PARTICIPANTS, SITES_STATE, check_own_files, locked
+from fedgist.runs.resuming import ROUNDS_KEY
 from fedgist.runs.round import Observer, ServerRun, start_server
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.wire.remote_engine import Patience, RemoteEngine
@@ -170,7 +171,10 @@ def serve(
         port = run.server.start()
         observer.note(f"listening on port {port}; sites dial {kit.address}")
         ready(port)
-        _do_rounds(run, Place(folder, saved, notes=_notes(kit)), observer)
+        more = saved is not None and recipe.train.num_rounds > saved.binding.recipe[ROUNDS_KEY]
+        if more and saved and saved.round == saved.binding.recipe[ROUNDS_KEY]:
+            state.go_on()
+        _do_rounds(run, Place(folder, saved, raising=more, notes=_notes(kit)), observer)
 
 
 @dataclass
@@ -195,9 +199,10 @@ class _Run:
         self.state.write_participants(before + lines)
 
     def finish(self, server_run: ServerRun) -> None:
-        """Send each site that took part its last download, with which its model is complete."""
+        """Send each site that took part, or is here, the download that completes its model."""
         orders, downs, ctx = server_run.downloads(server_run.round)
-        waiting = set(self.state.state.last) - set(self.state.state.finished)
+        known = set(self.state.state.last) | self.engine.wire.present()
+        waiting = known - set(self.state.state.finished)
         end = time.monotonic() + self.side.setup.federation.deadline_s
         while waiting and time.monotonic() < end:
             pairs = [(o, d) for o, d in zip(orders, downs, strict=True) if o.client in waiting]

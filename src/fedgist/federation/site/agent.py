@@ -227,6 +227,10 @@ class SiteAgent:
                 self.say(kept.note)
         if state is not None:
             site.restore(state)
+        if store.rows_before not in {"", store.rows}:
+            text = f"the rows of {part.data.name} changed since this run was last at work here"
+            self.say(text)
+            audit_log.write(self.folder, f"run {invitation.run}: {text}")
         store.keep(site.state())  # so that the run is bound to this recipe from now on
         hello = Hello(
             run=invitation.run,
@@ -310,6 +314,7 @@ class SiteAgent:
 
     def _site(self, invitation: Invitation, part: SitePart, store: SiteStore) -> Site:
         data, digest = part.data, digest_of(part.data)
+        store.rows = digest
         name = self.file.table.name
         account = Ledger(self.folder).account(name, digest)
         if account.digest != digest and self.file.policy.epsilon is not None:

@@ -66,6 +66,7 @@ def sentence(request: Header, envelope: bytes) -> str:
         what = "the facts of all sites" if request.stage == COMPARE else "the last download"
         return f"{stage}: received {what}"
     contents = [_content(name, message) for name, message in messages.items()]
+    contents += [f"numbers of steps {list(header.steps)}"] if header.steps else []
     again = f", attempt {request.attempt}" if request.attempt > 1 else ""
     return f"{stage}{again}: sent {'; '.join(contents) or 'nothing'} ({len(envelope)} bytes)"
 

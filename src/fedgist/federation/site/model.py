@@ -11,11 +11,11 @@ from pathlib import Path
 from torch import Tensor
 
 from fedgist.core.tree import Tree, named
+from fedgist.data.normalization import stated_moments
 from fedgist.engines.plans.plan import Plan
 from fedgist.federation.agreement.server_setup import PRIVATE
 from fedgist.federation.site.file import SiteFile
 from fedgist.federation.site.setup import SitePart, data_section
-from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.resolve import resolve
 from fedgist.recipe.schema import ClientsSection, EvaluateSection, Partitioning
@@ -27,8 +27,6 @@ from fedgist.runs.last_download import save_downloads
 from fedgist.runs.resuming import binding_of, of_world
 from fedgist.runs.round import start_server
 from fedgist.world.world import make_world
-
-NOTHING_PRIVATE = PrivacySection()
 
 
 def write_site_model(
@@ -61,8 +59,8 @@ def write_site_model(
 def _alone(part: SitePart, site: SiteFile) -> Recipe:
     """Return the recipe of a simulation with this site as its only client.
 
-    The run's privacy is not repeated in it: nothing is released by a model that stays here. But a
-    model that is exported may leave, so that usual ranges are then stated or none.
+    It normalizes as the run did, whatever rows are held out or held back here. A model that is
+    exported may leave, so that no usual ranges are measured where some rows are not to be known.
     """
     text, client = part.side.setup.recipe, part.population.clients[0]
     with_main = part.side.method.trains_main
@@ -70,15 +68,22 @@ def _alone(part: SitePart, site: SiteFile) -> Recipe:
     clients = {"num_clients": 1, "init": text.clients.init, **tables}
     built = next(iter(tables.values()), part.side.task.architectures)
     data = data_section(part.side.setup.recipe, site)
-    if text.privacy.unit != "none" and data.ranges is None:
+    private = text.privacy.unit != "none"
+    if (private or part.left_out) and data.ranges is None:
         data = data.model_copy(update={"ranges": {}})
+    if private:
+        data = data.model_copy(update={"unlisted": "drop"})
+    if data.normalize == "client":
+        mean, std = stated_moments(part.data, part.population.train[0])
+        data = data.model_copy(update={"normalize": "pooled", "mean": mean, "std": std})
     return text.changed(
         {
             "data": data,
             "partition": Partitioning(name="iid"),
             "clients": ClientsSection.model_validate(clients),
             "model": None if tables else text.model,
-            "privacy": NOTHING_PRIVATE,
+            "privacy": text.privacy.model_copy(update={"min_replies": 1, "noise": "seed"}),
+            "train.round_seconds": None,
             "evaluate": EvaluateSection(),
             "facts": None,
             "federation": None,

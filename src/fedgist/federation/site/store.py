@@ -39,9 +39,9 @@ MENDING = "put it back from a copy, or remove the folder: the site then begins a
 class StateHeader(BaseModel):
     """The header of a file: whose it is, which stage it holds, and the digest of all of it.
 
-    ``recipe`` is the digest of the run's settings. ``lost`` is the last round that was charged by
-    an earlier state, which is lost; -1 if none is.
-    ``releases`` is the number of releases that were made when the file was written.
+    ``recipe`` is the digest of the run's settings, ``rows`` that of the site's rows. ``lost`` is
+    the last round that was charged by an earlier state, which is lost; -1 if none is. ``releases``
+    is the number of releases that were made when the file was written.
     """
 
     model_config = CLOSED
@@ -55,6 +55,7 @@ class StateHeader(BaseModel):
     digest: str = ""
     forgotten: StageKey
     releases: int = 0
+    rows: str = ""
     whole: str = ""
 
 
@@ -97,7 +98,8 @@ def locked(folder: Path) -> BaseFileLock:
 class SiteStore:
     """The folder of one site's state in one run. ``written`` holds what is on the disk.
 
-    ``recipe`` and ``lost`` are those of :class:`StateHeader`.
+    ``recipe``, ``lost`` and ``rows`` are those of :class:`StateHeader`; ``rows_before`` is the
+    digest of the rows when the newest file was written.
     """
 
     folder: Path
@@ -105,6 +107,8 @@ class SiteStore:
     client: int
     recipe: str
     lost: int = -1
+    rows: str = ""
+    rows_before: str = ""
     written: dict[StageKey, str] = field(default_factory=dict)  # digests of the downloads
     releases: dict[StageKey, str] = field(default_factory=dict)
 
@@ -167,6 +171,7 @@ class SiteStore:
             digest=digest,
             forgotten=forgotten,
             releases=len(self.releases),
+            rows=self.rows,
         )
 
     def _remove(self, keys: Sequence[StageKey]) -> None:
@@ -189,7 +194,7 @@ class SiteStore:
         except BROKEN as error:
             raise SiteError(f"{path} cannot be read ({first_line(error)}): {MENDING}") from error
         self._check(path, header, whole=header.whole == _digest(header, arrays))
-        self.lost = max(self.lost, header.lost)
+        self.lost, self.rows_before = max(self.lost, header.lost), header.rows
         if header.releases > len(self.releases):
             raise SiteError(
                 f"{self.folder / RELEASES} is missing or too old: {header.releases} releases were "
