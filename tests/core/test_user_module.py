@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Self
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from fedgist.core import random
+from fedgist.core.nets.layers import Pass
 from fedgist.core.nets.net import split_head
 
 few = settings(max_examples=30)
@@ -135,7 +139,7 @@ def test_a_buffer_that_changes_in_place_is_named_with_its_layer(kind: str, place
         return nn.Sequential(*layers, nn.Linear(4, 2))
 
     inner = ".layer" if kind.startswith("Instance") else ""
-    with pytest.raises(ValueError, match="in place") as raised:
+    with pytest.raises(ValueError, match="in training") as raised:
         split_head(build, (4,), 2, name="toy")
     # rejects the sentence that names FedAvg.loss, and no layer
     assert f"layer '{place}{inner}' of toy ({kind}) changes its buffer" in str(raised.value)
@@ -233,3 +237,127 @@ def test_two_rows_are_needed_where_torch_refuses_one(*, kind: str, size: int, tr
     # rejects a rule by the kind of layer: batch norm of images of several pixels takes one row
     arch = split_head(build, (1, size, size), 2, trains=trains)
     assert arch.least_rows == 1 + (refused and trains)
+
+
+class OwnHead(nn.Linear):
+    """A head that does more than its weight and bias say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class OwnDropout(nn.Dropout):
+    """A dropout that shifts its input in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if self.training else x
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A batch norm with a forward of its own, which keeps torch's statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+class Assigning(nn.Module):
+    """A layer that counts its calls in training in a buffer that it assigns anew."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls = self.calls + 1
+        return x
+
+
+def small(*between: nn.Module, last: nn.Module | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), *between, nn.ReLU(), last or nn.Linear(4, 2))
+
+
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    module[2].bias = module[0].bias
+    return module
+
+
+def hooked(place: int) -> nn.Module:
+    module = small()
+    module[place].register_forward_hook(lambda *_: None)
+    return module
+
+
+def zeroing() -> nn.Module:
+    module = small()
+    next(module.parameters()).register_hook(torch.zeros_like)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: small(last=OwnHead(4, 2)), r"the head '2' of toy \(OwnHead\) has a forward of"),
+        (lambda: hooked(2), "has a forward of its own or hooks"),
+        (tied, r"'2.bias' of toy is also '0.bias' \(tied weights\)"),
+        (lambda: small(nn.BatchNorm1d(4, momentum=None)), "momentum = None, a mean over all"),
+        (lambda: small(OwnNorm(4)), r"layer '1' of toy \(OwnNorm\) changes its buffer"),
+        (lambda: small(Assigning()), r"layer '1' of toy \(Assigning\) changes its buffer 'calls'"),
+        (zeroing, "the parameter '0.weight' has a gradient hook"),
+    ],
+)
+def test_what_is_not_done_in_training_is_refused(make: Callable[[], nn.Module], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        split_head(make, (4,), 4 if make is tied else 2, name="toy")
+
+
+def in_training(module: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a module's outputs in training, and its new statistics."""
+    net = split_head(lambda: copy.deepcopy(module), (4,), 2, name="toy").start(0)
+    run = Pass(torch.ones(len(x), dtype=torch.bool), random.key(0))
+    return replace(net, run=run)(x), run.all_updates
+
+
+def test_a_layer_of_ones_own_is_called_in_training() -> None:
+    module, x = small(OwnDropout(0.5)), torch.randn(5, 4)
+    torch.testing.assert_close(in_training(module, x)[0], module.train()(x))
+
+
+class KeepsItsNorm(nn.Module):
+    """A model whose batch norm and dropout stay in evaluation, as in fine-tuning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop, self.last = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+        self.norm.register_buffer("running_mean", torch.full((4,), 5.0))
+
+    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # torch's signature
+        super().train(mode)
+        self.norm.eval()
+        self.drop.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(self.norm(x)))  # type: ignore[no-any-return]  # of a module
+
+
+def test_layers_that_a_model_keeps_in_evaluation_stay_there() -> None:
+    module, x = KeepsItsNorm(), torch.randn(5, 4)
+    outputs, updates = in_training(module, x)
+    torch.testing.assert_close(outputs, module.eval()(x))  # rejects dropout, and the batch's mean
+    assert not updates
+    learning = small(nn.BatchNorm1d(4)).eval()  # as a pretrained model comes
+    assert in_training(learning, x)[1]
+
+
+def test_hooks_of_layers_are_called() -> None:
+    seen: list[int] = []
+    module = small(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    for place in (0, 1, 2):
+        module[place].register_forward_hook(lambda *_, place=place: seen.append(place))
+    seen.clear()
+    in_training(module, torch.randn(5, 4))
+    assert {0, 1, 2} <= set(seen)

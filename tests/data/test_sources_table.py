@@ -314,10 +314,10 @@ def test_errors(tmp_path: Path, text: str, options: dict[str, object], message: 
 
 def test_the_error_of_a_label_says_how_its_number_is_written(tmp_path: Path) -> None:
     text = "a,diagnosis\n" + "1,01\n2,02\n" * 5
-    with pytest.raises(DataError, match="are read as numbers: '1' for '01'$"):
+    with pytest.raises(DataError, match=r"are read as numbers: '1' for '01'$"):
         read(tmp_path, text, classes=["01", "02"])
     assert read(tmp_path, text, classes=["2", "1"]).y.unique().tolist() == [0, 1]
-    with pytest.raises(DataError, match="not among the classes: nan, ill$"):
+    with pytest.raises(DataError, match=r"not among the classes: nan, ill$"):
         read(tmp_path, text, classes=["nan", "ill"])
 
 

@@ -127,7 +127,12 @@ def test_auto_reads_once_what_fits_and_does_not_change() -> None:
     data, _ = user_rows(Blobs(9, noisy=True))
     assert data.lazy is not None
     assert "random transforms are drawn anew at each read" in data.how_read[0]
+    torch.manual_seed(1)
     data, _ = user_rows(Blobs(9, noisy=True), read="once")
+    torch.manual_seed(2)  # rejects rows that depend on what the caller drew before
+    state, again = torch.get_rng_state(), user_rows(Blobs(9, noisy=True), read="once")[0]
+    assert torch.equal(data.x, again.x)
+    assert torch.equal(state, torch.get_rng_state())
     assert "random transforms are drawn only once" in data.how_read[0]
 
 

@@ -161,3 +161,25 @@ def test_a_module_of_a_package_beside_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own_package" / "nets.py").write_text("thing = 3\n")
     with modules_from(tmp_path):
         assert load_own("model.name", "own_package.nets:thing") == 3
+
+
+@pytest.mark.parametrize("lines", ["from own_width{n} import W", "def f():\n    import own_w{n}"])
+def test_what_a_module_imports_is_not_another_folders(tmp_path: Path, lines: str) -> None:
+    number = 30 + len(lines)  # Python keeps modules by name
+    text = lines.replace("{n}", str(number))
+    helper = text.split("import ")[-1] if "def" in text else text.split()[1]
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{helper}.py").write_text(f"W = {folder!r}\n")
+        # through another module beside it
+        (tmp_path / folder / f"between_{number}_{folder}.py").write_text(f"{text}\n")
+        first = f"import between_{number}_{folder}, {helper}\nthing = {helper}.W\n"
+        (tmp_path / folder / f"first_{number}_{folder}.py").write_text(first)
+    with modules_from(tmp_path / "a"):
+        assert load_own("model.name", f"first_{number}_a:thing") == "a"
+        assert load_own("model.name", f"first_{number}_a:thing") == "a"
+    with (
+        modules_from(tmp_path / "b"),
+        pytest.raises(RecipeError, match=rf"module {helper}, but another .* {tmp_path / 'a'}"),
+    ):
+        load_own("model.name", f"first_{number}_b:thing")

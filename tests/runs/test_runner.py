@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from filelock import FileLock
@@ -14,8 +16,9 @@ from torch import nn
 
 import fedgist
 from fedgist.core.message import message
-from fedgist.core.method import Context, Count, Method, Replies
+from fedgist.core.method import Context, Count, Method, Order, Replies
 from fedgist.core.nets.net import Net
+from fedgist.core.tree import Tree, tree
 from fedgist.errors import RecipeError
 from fedgist.methods.fedavg import FedAvg
 from fedgist.runs.files.record import (
@@ -26,6 +29,7 @@ from fedgist.runs.files.record import (
     RECIPE_MARK,
     RELEASES,
     STATE,
+    Line,
 )
 from fedgist.runs.files.run_directory import OF_A_RUN
 from fedgist.testing.small_worlds import SIZES, blobs, rows
@@ -376,3 +380,92 @@ def test_more_replies_than_clients_cannot_be_asked_for() -> None:
     recipe = {**QUICK, "privacy": {"min_replies": 40}}
     with pytest.raises(RecipeError, match=r"privacy\.min_replies = 40, but there are 5 clients"):
         fedgist.run(recipe, data=user_arrays(), clients=rows(), model=plain())
+
+
+@tree
+class TwoSpeeds:
+    """A server's state whose keys are not in the order of their names."""
+
+    parts: dict[str, torch.Tensor]
+
+
+@message(reduce="sum")
+class HeadSum:
+    """The weight of a head, and 1."""
+
+    weight: torch.Tensor
+    count: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SlowAndFast(fedgist.Method):
+    """A method that unpacks its state in the order in which it was made."""
+
+    def init_server(self, ctx: Context) -> Tree:
+        weight, _ = next(iter(ctx.task.starts.values())).head
+        return TwoSpeeds({"slow": weight.clone(), "fast": weight.clone()})
+
+    def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
+        slow, fast = server.parts.values()
+        return HeadSum(0.9 * slow + 0.1 * fast, torch.ones(()))
+
+    def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
+        return net.with_head(down.weight, net.params[f"{net.arch.head}.bias"]), own
+
+    def upload(
+        self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        return HeadSum(net.head[0], torch.ones(())), own
+
+    def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
+        total = replies.total()
+        fast, slow = total.weight / total.count, server.parts["slow"]
+        return TwoSpeeds({"slow": slow + 0.1 * (fast - slow), "fast": fast})
+
+
+def stops_after(number: int) -> Callable[[Line], None]:
+    def callback(line: Line) -> None:
+        if line["round"] == number:
+            raise InterruptedError
+
+    return callback
+
+
+def test_a_resumed_run_keeps_the_order_of_a_states_keys(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": blobs(), "clients": rows(), "method": SlowAndFast()}
+    recipe = QUICK | {"model": {"hidden": [5]}}
+    whole = fedgist.run(recipe, **given)
+    with pytest.raises(InterruptedError):
+        fedgist.run(recipe, **given, out=tmp_path / "run", callback=stops_after(2))
+    again = fedgist.run(recipe, **given, out=tmp_path / "run", resume=True)
+    assert [r["train/loss"] for r in again.rounds] == [r["train/loss"] for r in whole.rounds]
+
+
+@pytest.mark.parametrize("renamed", ["clients", "columns"])
+def test_a_resumed_run_refuses_other_names(tmp_path: Path, renamed: str) -> None:
+    data, names = blobs(), ["north", "south", "east", "west", "centre"]
+    columns = [f"c{number}" for number in range(data.x.shape[1])]
+
+    def given(*, swapped: bool) -> dict[str, Any]:
+        turned = {"clients": names, "columns": columns}
+        if swapped:
+            turned[renamed] = [turned[renamed][1], turned[renamed][0], *turned[renamed][2:]]
+        x, x_test = (
+            pd.DataFrame(part.numpy(), columns=turned["columns"]) for part in (data.x, data.x_test)
+        )
+        clients = dict(zip(turned["clients"], rows(), strict=True))
+        return {"data": (x, data.y, x_test, data.y_test), "clients": clients}
+
+    out = tmp_path / "run"
+    with pytest.raises(InterruptedError):
+        fedgist.run(
+            QUICK | {"model": {"hidden": [5]}},
+            **given(swapped=False),
+            out=out,
+            callback=stops_after(1),
+        )
+    with pytest.raises(RecipeError, match="the names of clients or inputs changed since the run"):
+        fedgist.run(QUICK | {"model": {"hidden": [5]}}, **given(swapped=True), out=out, resume=True)
+    assert fedgist.run(
+        QUICK | {"model": {"hidden": [5]}}, **given(swapped=False), out=out, resume=True
+    ).rounds

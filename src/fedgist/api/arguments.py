@@ -33,7 +33,7 @@ from fedgist.recipe.section import GIVEN
 from fedgist.report.tracking.own_logger import OwnLogger
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.report.tracking.tracker_names import tracker
-from fedgist.world.client_lists import rows_of_each
+from fedgist.world.client_lists import check_indexes, rows_of_each
 from fedgist.world.models import module_group
 
 T = TypeVar("T")
@@ -92,6 +92,9 @@ def rows_given(
     rows, tests = clients_of(clients, "clients"), clients_of(clients_test, "clients_test")
     if data is None:
         return None, rows, tests
+    if isinstance(data, tuple):
+        check_indexes(rows, data[0], "clients")
+        check_indexes(tests, data[-2:][0], "clients_test")
     options = HubOptions(**recipe.data.options) if recipe.data.name == GIVEN else HubOptions()
     stated = replace(recipe.data.test_rows, fraction=options.test_fraction)
     division = stated if stated.is_stated else None

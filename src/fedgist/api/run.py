@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fedgist.api.watching import watching
 from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.hub_splits import HubSplit
+from fedgist.engines.device_choice import check_torch
 from fedgist.errors import RecipeError
 from fedgist.recipe.objective_loading import labels_read, own_objective
 from fedgist.recipe.overrides import Overrides, apply_overrides
@@ -36,7 +39,25 @@ from fedgist.runs import runner
 from fedgist.runs.files.record import RECIPE, Line
 from fedgist.runs.round import Observer
 
+_under_way = threading.RLock()  # a callback may start a run within a run
 
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Refuse a run beside that of another thread: torch's generator is one for all threads."""
+    if not _under_way.acquire(blocking=False):
+        raise RecipeError(
+            "a run is under way in another thread, and torch's random generator is one for all "
+            "threads: start runs one after the other, or each in a process of its own"
+        )
+    try:
+        check_torch()
+        yield
+    finally:
+        _under_way.release()
+
+
+@_alone()
 def run(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     *,

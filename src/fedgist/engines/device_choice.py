@@ -27,6 +27,19 @@ def usable_device(name: str) -> str:
     return name
 
 
+def check_torch() -> None:
+    """Raise RecipeError if the caller set torch to what a run cannot be computed with."""
+    if (default := torch.get_default_dtype()) != torch.float32:
+        raise RecipeError(
+            f"torch's default type is {default}, and runs compute in float32: call "
+            "torch.set_default_dtype(torch.float32) before"
+        )
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise RecipeError("a run is started in torch.autocast: train.precision is for that")
+    if torch.is_inference_mode_enabled():
+        raise RecipeError("a run is started in torch.inference_mode, in which nothing can learn")
+
+
 def check_precision(precision: Precision, device: str) -> None:
     """Raise RecipeError if a device has no units for a precision, which is then slower."""
     if precision == "bfloat16" and usable_device(device) == "cpu" and not _multiplies_bfloat16():

@@ -32,16 +32,19 @@ from fedgist.engines.process_control import (
     start_forked,
 )
 from fedgist.engines.reader_pool import ReaderPool
-from fedgist.errors import FedgistError, WorkerError, exhausted
+from fedgist.errors import FedgistError, RecipeError, WorkerError, exhausted
 
 Work = Callable[[Any], Any]
 
 
 def default_workers(device: str) -> int:
     """Return one worker per core; one on a GPU, or if processes cannot be forked safely."""
-    if device != "cpu" or not sys.platform.startswith("linux"):
-        return 1
-    return usable_cores()
+    return 1 if device != "cpu" or not _can_fork() else usable_cores()
+
+
+def _can_fork() -> bool:
+    """Return whether processes can be forked safely, and Python lets this process start others."""
+    return sys.platform.startswith("linux") and not multiprocessing.current_process().daemon
 
 
 def usable_cores() -> int:
@@ -53,7 +56,7 @@ def usable_cores() -> int:
 
 def default_readers(workers: int) -> int:
     """Return the number of readers of each worker: none if each core has a worker."""
-    if not sys.platform.startswith("linux"):  # processes cannot be forked safely
+    if not _can_fork():
         return 0
     each = -(-usable_cores() // max(1, workers))
     return 0 if each == 1 else each
@@ -93,6 +96,11 @@ class WorkerPool:
             self.readers.use(0)
         if self.size == 1 or self.workers:
             return
+        if multiprocessing.current_process().daemon:
+            raise RecipeError(
+                f"engine.workers = {self.size}: a process of a multiprocessing.Pool starts no "
+                "others; use engine.workers = 1, or concurrent.futures.ProcessPoolExecutor"
+            )
         fork = multiprocessing.get_context("fork")
         with warnings.catch_warnings():
             # Python warns that a forked child could hang on a lock of another thread; ours only

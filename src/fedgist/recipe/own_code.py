@@ -7,6 +7,7 @@ recipe's folder, and then wherever Python looks.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import sys
@@ -87,14 +88,38 @@ def _top(place: str) -> str:
     return place.partition(":")[0].partition(".")[0]
 
 
+def _modules_beside(folder: Path, top: str) -> list[str]:
+    """Return a module of a folder, and the modules there that it imports, or that these import."""
+    found, todo = dict[str, None](), [top]
+    while todo:
+        files = [folder / f"{(name := todo.pop())}.py", *(folder / name).rglob("*.py")]
+        if name in found or not any(file.is_file() for file in files):
+            continue
+        found[name] = None
+        for file in files:
+            with contextlib.suppress(OSError, SyntaxError, ValueError):  # the import will tell
+                todo += _imported(ast.parse(file.read_bytes()))
+    return list(found)
+
+
+def _imported(code: ast.Module) -> Iterator[str]:
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
 def _import_from(folder: Path, place: str) -> None:
     """Import a module from a folder. Modules beside it are found as well, but replace no others."""
-    top, path = _top(place), str(folder)
-    if (loaded := sys.modules.get(top)) is not None:
+    path = str(folder)
+    for name in _modules_beside(folder, _top(place)):
+        if (loaded := sys.modules.get(name)) is None:
+            continue
         file = getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", [])), "")
         if not Path(file).resolve().is_relative_to(folder):
             raise RecipeError(
-                f"{shown(place)}: {folder} has a module {top}, but another module of this name is "
+                f"{shown(place)}: {folder} has a module {name}, but another module of this name is "
                 f"loaded, from {file or 'Python itself'}; rename yours"
             )
     if path in sys.path:

@@ -381,11 +381,12 @@ class ServerRun:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Replace the current state by a checkpoint's."""
-        check_alike(checkpoint.server, named(self.server), "the server's state")
+        order = named(self.server)  # of the keys of dictionaries, which a file sorts
+        check_alike(checkpoint.server, order, "the server's state")
         if isinstance(self.engine, Simulation):
             self._restore_clients(self.engine, checkpoint)
         device = self.side.setup.device  # a file's arrays are not on it
-        arrays = {name: array.to(device) for name, array in checkpoint.server.items()}
+        arrays = {name: checkpoint.server[name].to(device) for name in order}
         self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
         self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None

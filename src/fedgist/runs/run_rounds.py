@@ -7,6 +7,7 @@ over a network. A run directory written here is complete.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import threading
 import time
@@ -327,7 +328,7 @@ class _Rounds:
         if selection and selection.keeps and selection.best(self.record.rounds) is line:
             server_run.keep_this_round()
         try:
-            self.observer.finished_round(line)
+            self.observer.finished_round(copy.deepcopy(line))  # it may be changed
         except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
             self.problems.append(problem)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.sources.python_objects import array
+from fedgist.data.sources.python_objects import array, chooses_others
 from fedgist.errors import RecipeError, did_you_mean, listed, shown
 from fedgist.recipe.overrides import RowsOfClients
 
@@ -49,6 +49,17 @@ def rows_of_each(clients: RowsOfClients, count: int, argument: str) -> dict[str,
     else:
         named = {f"{argument}: client {i}": rows for i, rows in enumerate(clients)}
     return {who: _rows(rows, count, who) for who, rows in named.items()}
+
+
+def check_indexes(clients: RowsOfClients | None, table: object, argument: str) -> None:
+    """Raise RecipeError if a client's rows are chosen by an index that is not that of the data."""
+    lists = clients.items() if isinstance(clients, Mapping) else enumerate(clients or ())
+    for client, rows in lists:
+        if chooses_others(rows, table):
+            raise RecipeError(
+                f"{argument}[{client!r}]: its pandas labels are not those of the rows of x in "
+                "order; give row numbers, as groupby(...).indices has them, or a mask of x.index"
+            )
 
 
 def _rows(value: object, count: int, who: str) -> Tensor:

@@ -23,6 +23,7 @@ from fedgist.core import random
 from fedgist.core.nets.adapters import Adapters, frozen
 from fedgist.core.nets.net import Architecture, Net, head_of, split_head
 from fedgist.core.nets.projection import projected
+from fedgist.core.nets.user_module import check_gradients
 from fedgist.core.training import Pool
 from fedgist.core.tree import map_leaves
 from fedgist.data.sources.file_sizes import check_memory
@@ -274,6 +275,20 @@ def _projected(group: ClientGroup, width: int | None, sizes: Sizes, label: str) 
     return replace(group, build=lambda: projected(group.build(), name, width)[0], head=new_head)
 
 
+def _draw(path: str, layer: nn.Module) -> None:
+    """Give a layer new random weights, or raise ValueError if it cannot draw those it holds."""
+    own = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+    if callable(own):
+        own()
+    for name, parameter in layer.named_parameters(recurse=False):
+        if parameter.requires_grad and not callable(own):
+            raise ValueError(
+                f"clients.init = 'own': {path or type(layer).__name__!r} has no reset_parameters, "
+                f"so that its {name!r} would be the same at all clients: give a factory in place "
+                "of the module"
+            )
+
+
 def module_group(
     module: nn.Module | Factory, *, own_start: bool, clients: Sequence[int] | None = None
 ) -> ClientGroup:
@@ -286,10 +301,10 @@ def module_group(
         return ClientGroup(module, clients=members)
 
     def build() -> nn.Module:
+        check_gradients(module)
         fresh = copy.deepcopy(module)
-        for layer in fresh.modules() if own_start else ():
-            if callable(reset := getattr(layer, "reset_parameters", None)):
-                reset()
+        for path, layer in fresh.named_modules() if own_start else ():
+            _draw(path, layer)
         with torch.no_grad():
             for given, drawn in zip(module.parameters(), fresh.parameters(), strict=True):
                 if not given.requires_grad:  # a constant, common to all clients

@@ -22,6 +22,7 @@ from fedgist.core import random
 from fedgist.core.autograd_types import Lot, SavedTensors
 from fedgist.core.nets.batch_norm import by_channel, of_each, of_stack
 from fedgist.core.nets.convolution import AveragePool2d, Conv2d, MaxPool2d, can_pool, pools_by_two
+from fedgist.core.nets.user_module import has_own_forward, is_hooked
 
 
 @dataclass(eq=False)
@@ -121,7 +122,7 @@ class BatchNorm(nn.Module):
     def __init__(self, old: nn.modules.batchnorm._BatchNorm, name: str) -> None:
         super().__init__()
         self.name, self.eps, self.each = name, old.eps, False
-        self.momentum = 0.1 if old.momentum is None else old.momentum
+        self.fixed, self.momentum = not old.training, old.momentum or 0.0
         self.weight, self.bias = old.weight, old.bias
         if old.running_mean is None or old.running_var is None:
             raise ValueError(
@@ -134,7 +135,7 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``x`` (batch, channels, ...)."""
         run = current.get()
-        if run is None:
+        if run is None or self.fixed:
             return self._evaluated(x)
         parts = zip(x.chunk(run.parts), run.mask.chunk(run.parts), strict=True)
         seen = [self._of_batch(run, part, mask) for part, mask in parts]
@@ -251,6 +252,8 @@ def _join(module: nn.Module) -> None:
         return
     places = list(module._modules.items())  # noqa: SLF001  # named_children leaves out a layer's second place
     for (name, layer), (after, pool) in itertools.pairwise(places):
+        if is_hooked(layer) or is_hooked(pool):
+            continue
         if type(layer) is nn.Conv2d and type(pool) is nn.MaxPool2d and can_pool(layer, pool):
             setattr(module, name, Conv2d(layer, pool))
             setattr(module, after, nn.Identity())
@@ -271,12 +274,24 @@ def _replace(module: nn.Module, prefix: str, stand_ins: dict[nn.Module, nn.Modul
     return module
 
 
-def _stand_in(layer: nn.Module, name: str) -> nn.Module | None:
-    new: nn.Module | None = None
+def _by_pass(layer: nn.Module, name: str) -> nn.Module | None:
+    """Return the layer that computes by the pass what torch's layer computes by a global state."""
+    if has_own_forward(layer):
+        return None
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001  # torch has no public base of its three
-        new = BatchNorm(layer, name)
-    elif isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-        new = Dropout(layer.p, channels=not isinstance(layer, nn.Dropout))
+        return BatchNorm(layer, name)
+    if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        p = layer.p if layer.training else 0.0
+        return Dropout(p, channels=not isinstance(layer, nn.Dropout))
+    return None
+
+
+def _stand_in(layer: nn.Module, name: str) -> nn.Module | None:
+    new = _by_pass(layer, name)
+    if new is None and is_hooked(layer):
+        return None
+    if new is not None:
+        vars(new).update({key: value for key, value in vars(layer).items() if "_hooks" in key})
     elif type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
         new = Conv2d(layer)
     elif type(layer) is nn.Linear:

@@ -28,6 +28,7 @@ from fedgist.core.nets.trailing_dropout import move_trailing
 from fedgist.core.nets.user_module import (
     activation_after,
     attempt,
+    check_head,
     check_parts,
     check_pass,
     fixed_in,
@@ -285,6 +286,7 @@ def split_head(
     input_shape = tuple(input_shape)
     whole = check_parts(_seeded(build, 0), name)
     head, layer = head_of(whole, num_classes, name, head)
+    check_head(whole, head, name)
 
     def start(seed: int) -> Net:
         return Net(*_cut(build, seed, head, projects=projects)[1:], arch)
@@ -338,7 +340,7 @@ def _cut(
     build: Callable[[], nn.Module], seed: int, head: str, *, projects: bool
 ) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
     """Build the module and remove its head; return the body, all parameters, all buffers."""
-    body = _seeded(build, seed)
+    body = _seeded(build, seed).train()  # its own train() may keep layers in evaluation
     outer, _, leaf = head.rpartition(".")
     top = body.get_submodule(head)
     setattr(body.get_submodule(outer), leaf, nn.Identity())

@@ -67,7 +67,8 @@ def check_parts(module: nn.Module, name: str) -> nn.Module:
     Raises
     ------
     ValueError
-        If it is wrapped for several devices, holds NaN, or has a layer without a size.
+        If it is wrapped for several devices, holds NaN, or has a layer without a size, a gradient
+        hook, or batch norm with a cumulative mean.
     """
     if any(isinstance(layer, REPLICAS) for layer in module.modules()):
         raise ValueError(
@@ -87,7 +88,24 @@ def check_parts(module: nn.Module, name: str) -> nn.Module:
                 f"the parameter {path!r} of {name} is not finite at the start: give {name} finite "
                 "weights"
             )
+    check_gradients(module)
+    for path, layer in module.named_modules():
+        if isinstance(layer, NORMS) and layer.momentum is None:
+            raise ValueError(
+                f"layer {path!r} of {name} ({type(layer).__name__}) has momentum = None, a mean "
+                "over all batches, which clients cannot keep: give it a number, such as 0.1"
+            )
     return module
+
+
+def check_gradients(module: nn.Module) -> None:
+    """Raise ValueError if a parameter has a gradient hook, which a copy of the module loses."""
+    for path, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise ValueError(
+                f"the parameter {path!r} has a gradient hook, which stacked clients do not call: "
+                "remove it; requires_grad = False fixes a parameter"
+            )
 
 
 def check_pass(module: nn.Module, x: Tensor, name: str, *, trains: bool) -> int:
@@ -102,7 +120,7 @@ def check_pass(module: nn.Module, x: Tensor, name: str, *, trains: bool) -> int:
     TypeError
         If the module returns no tensor.
     ValueError
-        If a layer changes a buffer in place.
+        If a layer changes a buffer in place, or assigns it anew.
     """
     module = copy.deepcopy(module).train(trains)
     versions = {path: (buffer, buffer._version) for path, buffer in _watched(module).items()}
@@ -110,11 +128,45 @@ def check_pass(module: nn.Module, x: Tensor, name: str, *, trains: bool) -> int:
     if not isinstance(output, Exception):
         tensor_of(output)
         for path, (buffer, version) in versions.items():
-            if buffer._version != version:
+            new = module.get_buffer(path)
+            anew = new is not buffer and not torch.equal(new, buffer)
+            if anew or buffer._version != version:
                 raise ValueError(_in_place(module, path, name))
     if not trains or not any(isinstance(layer, NORMS) for layer in module.modules()):
         return 1
     return 2 if ONE_VALUE in str(attempt(lambda: module(x[:1]))) else 1
+
+
+def check_head(module: nn.Module, head: str, name: str) -> None:
+    """Raise ValueError if a head, which stands apart from the body here, is more than its arrays.
+
+    It has a forward of its own or hooks, or its weight is that of another layer, too.
+    """
+    layer = module.get_submodule(head)
+    if has_own_forward(layer) or is_hooked(layer):
+        raise ValueError(
+            f"the head {head!r} of {name} ({type(layer).__name__}) has a forward of its own or "
+            "hooks, and methods use its weight and bias alone: let a plain nn.Linear be the last"
+        )
+    mine = {f"{head}.{leaf}": p for leaf, p in layer.named_parameters()}
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        tied = [leaf for leaf, p in mine.items() if p is parameter]
+        if tied and path not in mine:
+            raise ValueError(
+                f"{tied[0]!r} of {name} is also {path!r} (tied weights), and methods treat the "
+                "head apart from the body: give the head weights of its own"
+            )
+
+
+def has_own_forward(layer: nn.Module) -> bool:
+    """Return whether a layer computes by code that is not torch's own."""
+    return type(layer).forward.__module__.partition(".")[0] != "torch"
+
+
+def is_hooked(layer: nn.Module) -> bool:
+    """Return whether hooks are called around a layer's forward or backward pass."""
+    hooks = {name: value for name, value in vars(layer).items() if name.endswith("_hooks")}
+    return any(value for name, value in hooks.items() if "state_dict" not in name)
 
 
 def fixed_in(module: nn.Module) -> frozenset[str]:
@@ -158,7 +210,7 @@ def _watched(module: nn.Module) -> dict[str, Tensor]:
     return {
         f"{path}.{leaf}".removeprefix("."): buffer
         for path, layer in layers
-        if not isinstance(layer, NORMS)
+        if not isinstance(layer, NORMS) or has_own_forward(layer)
         for leaf, buffer in layer.named_buffers(recurse=False)
     }
 
@@ -175,6 +227,6 @@ def _in_place(module: nn.Module, path: str, name: str) -> str:
         cure = "leave out spectral_norm; weight_norm has no such buffer"
     kind = type(layer).__name__
     return (
-        f"layer {place!r} of {name} ({kind}) changes its buffer {leaf!r} in place in training; "
+        f"layer {place or kind!r} of {name} ({kind}) changes its buffer {leaf!r} in training; "
         f"such layers cannot be used: {cure}"
     )

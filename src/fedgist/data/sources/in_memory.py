@@ -17,6 +17,7 @@ from fedgist.data.division import Division
 from fedgist.data.held_out_rows import held_out
 from fedgist.data.label_check import check_labels
 from fedgist.data.lazy_rows import Inputs, LazyRows, outline
+from fedgist.data.row_seeds import own_draws
 from fedgist.data.sources.python_objects import (
     are_texts,
     array,
@@ -212,15 +213,17 @@ def _pairs(data: Any, subject: str) -> tuple[Tensor, list[object]]:
             f"{subject}: a {type(data).__name__} has no length; a map-style data set is needed"
         )
     xs, ys = [], []
-    for row in range(len(data)):
-        pair = data[row]
-        if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
-            raise DataError(f"{subject}: row {row} of the torch data set is not a pair (x, y)")
-        xs.append(_tensor(pair[0], row, subject))
-        ys.append(pair[1].tolist() if isinstance(pair[1], Tensor) else pair[1])
-        if xs[row].shape != xs[0].shape:
-            shapes = f"{list(xs[row].shape)}, row 0 {list(xs[0].shape)}"
-            raise DataError(f"{subject}: x of row {row} has shape {shapes}")
+    with own_draws(draws=True) as seed:
+        for row in range(len(data)):
+            seed(row)  # of random transforms
+            pair = data[row]
+            if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
+                raise DataError(f"{subject}: row {row} of the torch data set is not a pair (x, y)")
+            xs.append(_tensor(pair[0], row, subject))
+            ys.append(pair[1].tolist() if isinstance(pair[1], Tensor) else pair[1])
+            if xs[row].shape != xs[0].shape:
+                shapes = f"{list(xs[row].shape)}, row 0 {list(xs[0].shape)}"
+                raise DataError(f"{subject}: x of row {row} has shape {shapes}")
     return torch.stack(xs) if xs else torch.zeros(0, 1), ys
 
 

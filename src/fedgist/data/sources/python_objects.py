@@ -134,6 +134,16 @@ def index_of(value: Table) -> Table:
     return value.index if is_frame(value) or _is_pandas(value, "Series") else None
 
 
+def chooses_others(rows: Table, table: object) -> bool:
+    """Return whether rows that pandas chose, by labels or a mask, are others by their number."""
+    index = index_of(table)
+    if index is None:
+        return False
+    if _is_pandas(rows, "Series"):
+        return rows.dtype.kind == "b" and not rows.index.equals(index)
+    return _is_pandas(rows, "Index") and list(index) != list(range(len(index)))
+
+
 def columns_of(table: TableFrame) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """Return the encoding of each column, and notes; a categorical keeps its own categories."""
     declared = {name: categories(table.frame[name]) for name in table.frame.columns}

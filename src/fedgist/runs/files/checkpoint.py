@@ -96,9 +96,13 @@ class Checkpoint:
         )
 
     def copied(self) -> Checkpoint:
-        """Return a copy of the checkpoint whose arrays the run does not change later."""
+        """Return a copy whose arrays the run does not change later, in order of name as in a file.
+
+        So what depends on the order of a dictionary's keys shows without a file, too.
+        """
         server, clients = (
-            {k: v.clone() for k, v in arrays.items()} for arrays in (self.server, self.clients)
+            {k: v.clone() for k, v in sorted(arrays.items())}
+            for arrays in (self.server, self.clients)
         )
         return replace(self, server=server, clients=clients, best=None, binding=Binding())
 

@@ -25,7 +25,7 @@ DESCRIPTION = "fedgist.json"  # the file in a .pt2 that describes the model
 _ONNX = "writing .onnx needs onnx and onnxscript: pip install 'fedgist[onnx]'"
 
 
-def export(model: ClientModel, path: Path) -> None:
+def export(model: ClientModel, path: Path | str) -> None:
     """Write a client's model to a file.
 
     ``.pt2`` and ``.onnx`` hold the program: it takes any number of raw examples and returns logits,
@@ -38,7 +38,8 @@ def export(model: ClientModel, path: Path) -> None:
     InputError
         If ``path`` has another suffix, or a package is missing.
     """
-    files.write(path, FORMATS[check_format(path)](model))
+    file = Path(path)
+    files.write(file, FORMATS[check_format(file)](model))
 
 
 def check_format(path: Path) -> str:
