@@ -61,6 +61,20 @@ def test_a_run_is_bound_to_its_recipe_at_first_contact(tmp_path: Path) -> None:
         store(tmp_path, recipe="0b").load()
 
 
+def test_the_rows_of_the_newest_state_are_known(tmp_path: Path) -> None:
+    first = store(tmp_path)
+    first.rows = "r1"
+    first.keep(state())
+    again = store(tmp_path)
+    again.load()
+    assert again.rows_before == "r1"  # the site's log compares them with those of now
+    again.rows = "r2"
+    again.keep(state(1))
+    third = store(tmp_path)
+    third.load()
+    assert third.rows_before == "r2"
+
+
 def test_rounds_of_a_lost_state_stay_lost_over_restarts(tmp_path: Path) -> None:
     store(tmp_path, lost=4).keep(state())
     again = store(tmp_path)

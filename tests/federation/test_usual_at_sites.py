@@ -52,6 +52,39 @@ def test_a_sites_model_has_its_own_range_or_the_recipes_and_under_privacy_no_oth
     assert all(column.usual is None for column in part.data.facts.columns)
 
 
+def written_of(folder: Path, ages: list[float], data: dict[str, Any], policy: str) -> Any:
+    """Return a site's part of a run over some ages, and the section of data of its model."""
+    table = {"age": ages, "town": ["Bonn"] * len(ages)}
+    labels = ["ill", *["well", "ill"] * len(ages)][: len(ages)]
+    pd.DataFrame(table | {"y": labels}).to_csv(folder / "x.csv", index=False)
+    own = {"name": "table", "path": "x.csv", "label": "y", "test_fraction": 0.0}
+    stated = {"data": own, "policy": {"never_released": [policy]} if policy else {}}
+    site = SiteFile(folder / "site.toml", SiteTable.model_validate(stated))
+    part = site_part(run_of(data, {}), NAMES, 0, site, secret=1)
+    return part, tomllib.loads(_alone(part, site).to_toml())["data"]
+
+
+def test_a_sites_model_tells_no_range_where_rows_are_held_back(tmp_path: Path) -> None:
+    ages = list(range(20, 80))
+    assert "ranges" not in written_of(tmp_path, ages, {}, "")[1]
+    # seen: the largest age of a class that is never released was in the exported file
+    assert written_of(tmp_path, ages, {}, "ill")[1]["ranges"] == {}
+
+
+@pytest.mark.parametrize("held_back", ["", "ill"])
+@pytest.mark.parametrize("validation", [0.0, 0.3])
+def test_a_sites_model_normalizes_by_the_rows_that_train(
+    tmp_path: Path, held_back: str, validation: float
+) -> None:
+    ages = [float(age) for age in np.random.default_rng(1).integers(20, 80, 60)]
+    data = {"normalize": "client", "validation": validation, "mean": (), "std": ()}
+    part, written = written_of(tmp_path, ages, data, held_back)
+    used = part.data.x[part.population.train[0], 0].double()
+    assert len(used) == pytest.approx((30 if held_back else 60) * (1 - validation), abs=1)
+    assert written["mean"] == [pytest.approx(float(used.mean()))]
+    assert written["std"] == [pytest.approx(float(used.std(correction=0)), rel=1e-3)]
+
+
 def test_a_server_refuses_a_range_of_no_numeric_column() -> None:
     text = run_of({"ranges": {"town": (0.0, 1.0)}}, {})
     with pytest.raises(InputError, match=r"data.ranges names 'town'; .* numeric columns age"):
