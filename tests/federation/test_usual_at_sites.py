@@ -65,7 +65,7 @@ def written_of(folder: Path, ages: list[float], data: dict[str, Any], policy: st
 
 
 def test_a_sites_model_tells_no_range_where_rows_are_held_back(tmp_path: Path) -> None:
-    ages = list(range(20, 80))
+    ages = [float(age) for age in range(20, 80)]
     assert "ranges" not in written_of(tmp_path, ages, {}, "")[1]
     # seen: the largest age of a class that is never released was in the exported file
     assert written_of(tmp_path, ages, {}, "ill")[1]["ranges"] == {}
