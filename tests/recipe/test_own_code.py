@@ -183,3 +183,24 @@ def test_what_a_module_imports_is_not_another_folders(tmp_path: Path, lines: str
         pytest.raises(RecipeError, match=rf"module {helper}, but another .* {tmp_path / 'a'}"),
     ):
         load_own("model.name", f"first_{number}_b:thing")
+
+
+def test_a_folder_that_is_no_package_hides_no_module(tmp_path: Path) -> None:
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "notes.py").write_text("")
+    (tmp_path / "own_beside.py").write_text("import json\nthing = json.dumps([1])\n")
+    with modules_from(tmp_path):
+        assert load_own("model.name", "own_beside:thing") == "[1]"
+
+
+def test_a_package_and_what_its_modules_import(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder / f"own_pack_{folder}").mkdir(parents=True)
+        (tmp_path / folder / f"own_pack_{folder}" / "__init__.py").write_text("")
+        nets = tmp_path / folder / f"own_pack_{folder}" / "nets.py"
+        nets.write_text("import own_packs_helper\nthing = own_packs_helper.W\n")
+        (tmp_path / folder / "own_packs_helper.py").write_text(f"W = {folder!r}\n")
+    with modules_from(tmp_path / "a"):
+        assert load_own("model.name", "own_pack_a.nets:thing") == "a"
+    with modules_from(tmp_path / "b"), pytest.raises(RecipeError, match="module own_packs_helper"):
+        load_own("model.name", "own_pack_b.nets:thing")

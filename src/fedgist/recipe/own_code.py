@@ -92,13 +92,15 @@ def _modules_beside(folder: Path, top: str) -> list[str]:
     """Return a module of a folder, and the modules there that it imports, or that these import."""
     found, todo = dict[str, None](), [top]
     while todo:
-        files = [folder / f"{(name := todo.pop())}.py", *(folder / name).rglob("*.py")]
-        if name in found or not any(file.is_file() for file in files):
+        spec = PathFinder.find_spec(name := todo.pop(), [str(folder)])
+        # any other folder without __init__.py is no module that hides one
+        if name in found or spec is None or (spec.origin is None and name != top):
             continue
         found[name] = None
-        for file in files:
+        file = Path(spec.origin or folder / name / "__init__.py")
+        for each in file.parent.rglob("*.py") if file.name == "__init__.py" else [file]:
             with contextlib.suppress(OSError, SyntaxError, ValueError):  # the import will tell
-                todo += _imported(ast.parse(file.read_bytes()))
+                todo += _imported(ast.parse(each.read_bytes()))
     return list(found)
 
 
