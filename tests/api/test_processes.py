@@ -73,8 +73,8 @@ def default_type(kind: torch.dtype) -> Any:
     ("setting", "says"),
     [
         (lambda: default_type(torch.float64), "torch's default type is torch.float64"),
-        (lambda: torch.autocast("cpu", torch.bfloat16), "in torch.autocast: train.precision"),
-        (torch.inference_mode, "in torch.inference_mode, in which nothing can learn"),
+        (lambda: torch.autocast("cpu", torch.bfloat16), "leave torch.autocast before a run"),
+        (torch.inference_mode, "leave torch.inference_mode before a run"),
     ],
 )
 def test_settings_of_torch_in_which_no_run_is_right(setting: Any, says: str) -> None:

@@ -102,6 +102,7 @@ REFUSED_RECIPES: list[tuple[dict[str, Any], str]] = [
     ({"evaluate": {"on": "global"}}, "evaluate.on = 'global' cannot be used in a federation"),
     ({"evaluate": {"probe": "knn"}}, "evaluate.probe = 'knn' cannot be used in a federation"),
     ({"evaluate": {"save_features": 5}}, "evaluate.save_features cannot be used"),
+    ({"evaluate": {"save_predictions": True}}, "evaluate.save_predictions cannot be used"),
     ({"evaluate": {"keep": "best_validation"}}, "evaluate.keep = 'best_validation' cannot be"),
     ({"evaluate": {"sets": {"a": {"classes": [0]}}}}, "evaluate.sets cannot be used"),
     ({"clients": {"availability": 0.5}}, "clients.availability = 0.5 cannot be used"),

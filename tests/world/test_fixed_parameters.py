@@ -108,7 +108,7 @@ def test_fixed_parameters_are_exported_and_resumed(tmp_path: Path) -> None:
     again = run(model(fixed), out=str(tmp_path / "part"), resume=True)
     paths = [tmp_path / f"{name}.safetensors" for name in ("whole", "again")]
     for result, path in zip((whole, again), paths, strict=True):
-        export(result.model(1), path)
+        export(result.model(1), str(path))
     first, second = map(load_file, paths)
     assert first.keys() == second.keys() >= {*NAMES}
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -124,6 +124,31 @@ def test_clients_with_starts_of_their_own_share_what_is_fixed() -> None:
         is_fixed = name in {"0.weight", "3.bias"}
         assert torch.equal(first[name], given_arrays[name]) == is_fixed
         assert torch.equal(first[name], second[name]) == is_fixed
+
+
+class Attends(nn.Module):
+    """Attention, whose weights are drawn by a function that is not called reset_parameters."""
+
+    def __init__(self, *, token: bool) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(6, 1, batch_first=True), nn.Linear(6, 2)
+        self.token = nn.Parameter(torch.ones(6)) if token else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unsqueeze(1) if self.token is None else x.unsqueeze(1) + self.token
+        out: Tensor = self.last(self.attention(rows, rows, rows, need_weights=False)[0].squeeze(1))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:model runs client by client")  # as attention does
+def test_a_start_of_ones_own_draws_all_weights_or_is_refused() -> None:
+    own = {"num_clients": 3, "init": "own"}
+    result = run(Attends(token=False), "local", clients=own)
+    first, second = arrays(result, 0), arrays(result, 1)
+    # seen: attention's weights were the same at all clients
+    assert not torch.equal(*(each["attention.in_proj_weight"] for each in (first, second)))
+    with pytest.raises(RecipeError, match="'Attends' has no reset_parameters, so that its 'token'"):
+        run(Attends(token=True), "local", clients=own)
 
 
 def test_a_note_says_what_does_not_learn() -> None:

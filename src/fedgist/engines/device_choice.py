@@ -35,9 +35,9 @@ def check_torch() -> None:
             "torch.set_default_dtype(torch.float32) before"
         )
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-        raise RecipeError("a run is started in torch.autocast: train.precision is for that")
+        raise RecipeError("leave torch.autocast before a run: train.precision is for that")
     if torch.is_inference_mode_enabled():
-        raise RecipeError("a run is started in torch.inference_mode, in which nothing can learn")
+        raise RecipeError("leave torch.inference_mode before a run: nothing can learn in it")
 
 
 def check_precision(precision: Precision, device: str) -> None:
